@@ -1,0 +1,82 @@
+# Every target sets up what it needs in .venv: a fresh machine needs make and Python >= 3.11 only.
+#
+#   make demo    replay a generated workload under four policies and print the table
+#   make test    format, lint, types, import contracts and tests
+#   make dist    wheels and sdists of the four distributions in dist/
+#   make bench   the benchmarks
+#   make clean   remove .venv and everything built
+
+PYTHON ?= python3
+# An exact release, so that tests give the same result tomorrow. Set TORCH_INDEX_URL to install it
+# from another index, of builds without CUDA for example.
+TORCH_VERSION ?= 2.13.0
+TORCH_INDEX_URL ?=
+PYTEST_ARGS ?=
+DEMO_REQUESTS ?= 4000
+
+VENV := .venv
+BIN := $(VENV)/bin
+PLUGINS := plugins/mla plugins/mha plugins/mamba_seglen
+PYPROJECTS := pyproject.toml costcache/_version.py $(PLUGINS:%=%/pyproject.toml)
+# All four in one call: they pin each other's version and no index needs to have them.
+EDITABLE := $(PLUGINS:%=-e %)
+# Archives hold the commit's time, so that building a commit twice gives the same bytes.
+SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),1577836800)
+export SOURCE_DATE_EPOCH
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint format dist bench clean
+help:
+	@sed -n '3,7s/^# *//p' Makefile
+
+# Stamps, from the least to the most: an interpreter, the program, the developers' tools.
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("costcache needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": set PYTHON")'
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.program: $(VENV)/.python $(PYPROJECTS)
+	$(BIN)/pip install --quiet -e . $(EDITABLE)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.python $(PYPROJECTS) Makefile
+	$(BIN)/pip install --quiet -e '.[dev]' $(EDITABLE)
+	$(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
+	@touch $@ $(VENV)/.program
+
+$(VENV)/.build: $(VENV)/.python
+	$(BIN)/pip install --quiet 'build>=1.2' 'hatchling>=1.27'
+	@touch $@
+
+demo: $(VENV)/.program
+	@mkdir -p build
+	$(BIN)/costcache workload chat --out build/demo.jsonl --requests $(DEMO_REQUESTS)
+	$(BIN)/costcache simulate build/demo.jsonl --model deepseek-v3 \
+		--policy costcache,lru,lfu,slru --capacity 5%,10%,20%
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+test: lint
+	HYPOTHESIS_PROFILE=ci $(BIN)/pytest $(PYTEST_ARGS)
+
+# The wheel of each is built from its sdist, which shows that the sdist is complete.
+dist: $(VENV)/.build
+	rm -rf dist
+	for project in . $(PLUGINS); do \
+		$(BIN)/python -m build --no-isolation --outdir dist $$project || exit 1; \
+	done
+
+bench: $(VENV)/.dev
+	for script in benchmarks/[!_]*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find costcache plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +

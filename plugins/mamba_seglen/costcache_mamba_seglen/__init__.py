@@ -1,0 +1,7 @@
+"""costcache for hybrid models that keep KV slots and state checkpoints (unfinished)."""
+
+from __future__ import annotations
+
+from costcache._version import __version__
+
+__all__ = ["__version__"]

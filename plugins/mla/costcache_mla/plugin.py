@@ -1,0 +1,1 @@
+"""The hook implementations of this plugin."""
