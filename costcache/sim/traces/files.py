@@ -1,0 +1,153 @@
+"""Bytes in and out of trace files: plain, gzip and xz, standard input, atomic writes."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TypeAlias, cast
+
+from costcache.errors import TraceError
+
+__all__ = ["Progress", "open_output", "read_lines", "trace_name"]
+
+Progress = Callable[[int, int | None], None]
+"""Called now and then with the bytes read so far, as stored, and their total (None if unknown)."""
+
+_Stored: TypeAlias = "io.BufferedReader[io.RawIOBase]"
+
+_GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+_BUFFER = 1 << 20
+_LINES_PER_REPORT = 256
+
+
+def trace_name(path: str | os.PathLike[str]) -> str:
+    """The file's name without folder, compression and ``.jsonl``; ``stdin`` for ``-``."""
+    name = Path(path).name
+    if name == "-":
+        return "stdin"
+    for suffix in (".gz", ".xz", ".jsonl", ".json"):
+        name = name.removesuffix(suffix)
+    return name or Path(path).name
+
+
+def read_lines(
+    path: str | os.PathLike[str], progress: Progress | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """Line numbers, from 1, and lines of a file; blank lines are counted and left out.
+
+    Whether the file is compressed is told from its first bytes, not from its name; ``-`` is
+    standard input, compressed or not.
+
+    Raises:
+        TraceError: The file cannot be opened or read, is cut off, or is in an unknown compression.
+    """
+    label = str(path)
+    number = 0
+    try:
+        with contextlib.ExitStack() as stack:
+            if label == "-":
+                # A buffer of our own, so that any binary stream can be looked into; it must
+                # not close standard input when it goes.
+                stored: _Stored = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer), _BUFFER)
+                stack.callback(stored.detach)
+                total = None
+            else:
+                stored = stack.enter_context(io.BufferedReader(io.FileIO(path, "rb"), _BUFFER))
+                status = os.fstat(stored.fileno())
+                total = status.st_size if stat.S_ISREG(status.st_mode) else None
+            for line in _decompressed(stored, label):
+                number += 1
+                if progress is not None and number % _LINES_PER_REPORT == 0:
+                    progress(_position(stored), total)
+                if not line.isspace():
+                    yield number, line
+            if progress is not None:
+                progress(_position(stored), total)
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise TraceError(
+            f"{label}: the compressed data is cut off or damaged after line {number} ({error}); "
+            f"fetch the file again"
+        ) from error
+    except OSError as error:
+        raise TraceError(
+            f"{label}: cannot be read ({error.strerror or error}); check the path"
+        ) from error
+
+
+def _decompressed(stored: _Stored, label: str) -> Iterator[bytes]:
+    start = stored.peek(len(_XZ))
+    if start.startswith(_GZIP):
+        return io.BufferedReader(
+            cast("io.RawIOBase", gzip.GzipFile(fileobj=stored, mode="rb")), _BUFFER
+        )
+    if start.startswith(_XZ):
+        return io.BufferedReader(cast("io.RawIOBase", lzma.LZMAFile(stored, "rb")), _BUFFER)
+    if start.startswith(_ZSTD):
+        raise TraceError(
+            f"{label}: zstd is not read here; unpack it, or pipe `zstd -dc` in and give - as the file"
+        )
+    return stored
+
+
+def _position(stored: _Stored) -> int:
+    try:
+        return stored.tell()
+    except OSError:  # A pipe has no position.
+        return 0
+
+
+@contextlib.contextmanager
+def open_output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A binary stream to a file that appears under its name only once it is whole.
+
+    The name decides the compression (``.gz``, ``.xz``); equal bytes written give equal files,
+    since no time and no name goes into a header. ``-`` is standard output; a pipe or device is
+    written to directly.
+
+    Raises:
+        TraceError: The file cannot be written.
+    """
+    label = str(path)
+    try:
+        with contextlib.ExitStack() as stack:
+            if label == "-":
+                yield sys.stdout.buffer
+                sys.stdout.buffer.flush()
+                return
+            target = Path(os.path.realpath(path))
+            direct = target.exists() and not target.is_file()
+            partial = (
+                target if direct else target.with_name(f".{target.name}.{os.getpid()}.partial")
+            )
+            stored = stack.enter_context(partial.open("wb"))
+            if not direct:
+                stack.callback(partial.unlink, missing_ok=True)
+            with _compressed(stored, target.suffix) as stream:
+                yield stream
+            stored.close()
+            if not direct:
+                partial.replace(target)
+    except OSError as error:
+        raise TraceError(
+            f"{label}: cannot be written ({error.strerror or error}); check the path"
+        ) from error
+
+
+@contextlib.contextmanager
+def _compressed(stored: IO[bytes], suffix: str) -> Iterator[IO[bytes]]:
+    if suffix == ".gz":
+        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=stored, mtime=0) as packed:
+            yield cast("IO[bytes]", packed)
+    elif suffix == ".xz":
+        with lzma.LZMAFile(stored, "wb", preset=1) as xz:
+            yield xz
+    else:
+        yield stored
