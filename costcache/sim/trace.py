@@ -258,7 +258,7 @@ def _room_for_units(ids: Int64, units_per_block: int) -> Int64:
         return ids
     lowest = int(ids.min()) * units_per_block
     highest = (int(ids.max()) + 1) * units_per_block - 1
-    if -(2**63) <= lowest and highest < 2**63:
+    if lowest >= -(2**63) and highest < 2**63:
         return ids
     return np.unique(ids, return_inverse=True)[1].astype(np.int64, copy=False)
 

@@ -38,9 +38,7 @@ def trace_name(path: str | os.PathLike[str]) -> str:
     return name or Path(path).name
 
 
-def read_lines(
-    path: str | os.PathLike[str], progress: Progress | None = None
-) -> Iterator[tuple[int, bytes]]:
+def read_lines(path: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[tuple[int, bytes]]:
     """Line numbers, from 1, and lines of a file; blank lines are counted and left out.
 
     Whether the file is compressed is told from its first bytes, not from its name; ``-`` is
@@ -77,22 +75,18 @@ def read_lines(
             f"fetch the file again"
         ) from error
     except OSError as error:
-        raise TraceError(
-            f"{label}: cannot be read ({error.strerror or error}); check the path"
-        ) from error
+        raise TraceError(f"{label}: cannot be read ({error.strerror or error}); check the path") from error
 
 
 def _decompressed(stored: _Stored, label: str) -> Iterator[bytes]:
     start = stored.peek(len(_XZ))
     if start.startswith(_GZIP):
-        return io.BufferedReader(
-            cast("io.RawIOBase", gzip.GzipFile(fileobj=stored, mode="rb")), _BUFFER
-        )
+        return io.BufferedReader(cast("io.RawIOBase", gzip.GzipFile(fileobj=stored, mode="rb")), _BUFFER)
     if start.startswith(_XZ):
         return io.BufferedReader(cast("io.RawIOBase", lzma.LZMAFile(stored, "rb")), _BUFFER)
     if start.startswith(_ZSTD):
         raise TraceError(
-            f"{label}: zstd is not read here; unpack it, or pipe `zstd -dc` in and give - as the file"
+            f"{label}: zstd is not read here; unpack it, or give - as file and pipe `zstd -dc` in"
         )
     return stored
 
@@ -124,9 +118,7 @@ def open_output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 return
             target = Path(os.path.realpath(path))
             direct = target.exists() and not target.is_file()
-            partial = (
-                target if direct else target.with_name(f".{target.name}.{os.getpid()}.partial")
-            )
+            partial = target if direct else target.with_name(f".{target.name}.{os.getpid()}.partial")
             stored = stack.enter_context(partial.open("wb"))
             if not direct:
                 stack.callback(partial.unlink, missing_ok=True)
@@ -136,9 +128,7 @@ def open_output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             if not direct:
                 partial.replace(target)
     except OSError as error:
-        raise TraceError(
-            f"{label}: cannot be written ({error.strerror or error}); check the path"
-        ) from error
+        raise TraceError(f"{label}: cannot be written ({error.strerror or error}); check the path") from error
 
 
 @contextlib.contextmanager

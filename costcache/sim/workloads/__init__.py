@@ -1,0 +1,141 @@
+"""Generated workloads: one module each, found by name here.
+
+All are in blocks of 16 tokens. A block id stands for its whole prefix, so sharing is exact:
+two prompts have an id in common where all their tokens up to the end of that block are the
+same. A partial last block has an id of its own. Equal settings give equal requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from costcache.errors import SettingsError
+from costcache.sim.workloads.agentic import AgenticSettings, agentic
+from costcache.sim.workloads.chat import ChatSettings, chat
+from costcache.sim.workloads.few_shot import FewShotSettings, few_shot
+from costcache.sim.workloads.multi_turn import MultiTurnSettings, multi_turn
+from costcache.sim.workloads.random_prompts import RandomSettings, random_prompts
+from costcache.sim.workloads.settings import WorkloadSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from costcache.sim.trace import Trace
+    from costcache.sim.workloads.build import Blocks, Request
+
+__all__ = ["WORKLOADS", "Workload", "WorkloadSettings", "generate", "workload_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A workload's settings model and what draws its sessions."""
+
+    settings: type[WorkloadSettings]
+    sessions: Callable[[Any, Blocks, np.random.Generator], Iterator[tuple[float, list[Request]]]]
+
+    @property
+    def summary(self) -> str:
+        """One line on what it is like."""
+        return (self.settings.__doc__ or "").partition("\n")[0]
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "agentic": Workload(AgenticSettings, agentic),
+    "chat": Workload(ChatSettings, chat),
+    "few-shot": Workload(FewShotSettings, few_shot),
+    "multi-turn": Workload(MultiTurnSettings, multi_turn),
+    "random": Workload(RandomSettings, random_prompts),
+}
+"""Every workload by name."""
+
+
+def generate(name: str, settings: WorkloadSettings | None = None) -> Trace:
+    """Generate a workload.
+
+    Args:
+        name: One of :data:`WORKLOADS`.
+        settings: Its settings, as :func:`workload_settings` makes them; None for the defaults.
+
+    Raises:
+        SettingsError: There is no such workload, or the settings are another workload's.
+    """
+    import numpy as np
+
+    from costcache.sim.workloads.build import Blocks, build_trace
+
+    workload = _workload(name)
+    if settings is None:
+        settings = workload.settings()
+    if not isinstance(settings, workload.settings):
+        raise SettingsError(
+            f"workload {name}: settings are {type(settings).__name__}; give {workload.settings.__name__}"
+        )
+    blocks = Blocks()
+    rng = np.random.Generator(np.random.PCG64(settings.seed))
+    sessions = workload.sessions(settings, blocks, rng)
+    return build_trace(name, sessions, blocks, settings.requests)
+
+
+def workload_settings(name: str, overrides: Mapping[str, Any] | None = None) -> WorkloadSettings:
+    """A workload's settings: its defaults, with some changed.
+
+    Args:
+        name: One of :data:`WORKLOADS`.
+        overrides: New values by field. A field inside another is reached by a dotted name or a
+            mapping: ``{"user.median": 300}`` and ``{"user": {"median": 300}}`` are the same and
+            leave the rest of ``user`` as it is.
+
+    Raises:
+        SettingsError: There is no such workload or field, or a value does not fit; names it.
+    """
+    workload = _workload(name)
+    values = workload.settings().model_dump()
+    for field, value in (overrides or {}).items():
+        _merge(values, field.split("."), value)
+    try:
+        return workload.settings.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError(f"workload {name}: {_explained(error, values)}") from error
+
+
+def _workload(name: str) -> Workload:
+    try:
+        return WORKLOADS[name]
+    except KeyError:
+        raise SettingsError(f"there is no workload {name!r}; choose one of {', '.join(WORKLOADS)}") from None
+
+
+def _merge(values: dict[str, Any], path: list[str], value: object) -> None:
+    first, rest = path[0], path[1:]
+    inner = values.get(first)
+    if rest:
+        if not isinstance(inner, dict):
+            inner = values[first] = {}
+        _merge(inner, rest, value)
+    elif isinstance(value, Mapping) and isinstance(inner, dict):
+        for field, inner_value in value.items():
+            _merge(inner, str(field).split("."), inner_value)
+    else:
+        values[first] = value
+
+
+def _explained(error: ValidationError, values: dict[str, Any]) -> str:
+    """Each wrong field with its value and what is wrong with it."""
+    parts = []
+    for detail in error.errors(include_url=False):
+        path = detail["loc"]
+        field = ".".join(map(str, path)) or "settings"
+        message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            known: Any = values
+            for key in path[:-1]:
+                known = known[key]
+            others = sorted(set(known) - {path[-1]})
+            message = f"there is no such field; the fields are {', '.join(others)}"
+        shown = "" if isinstance(detail["input"], dict) else f" is {detail['input']!r}"
+        parts.append(f"{field}{shown}: {message}")
+    return "; ".join(parts)

@@ -1,0 +1,97 @@
+"""The distributions that workloads draw from, and what their settings have in common."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+if TYPE_CHECKING:  # numpy is loaded only when something is drawn.
+    import numpy as np
+
+__all__ = ["LogNormal", "PromptSet", "Rate", "Share", "Steps", "Uniform", "WorkloadSettings"]
+
+Rate = Annotated[float, Field(gt=0)]
+"""A positive number per second."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A probability."""
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Uniform(_Settings):
+    """Whole numbers of tokens from ``low`` to ``high``, both included, all equally likely."""
+
+    low: int = Field(ge=1)
+    high: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low is {self.low}, over high, {self.high}")
+        return self
+
+    def tokens(self, rng: np.random.Generator) -> int:
+        """Draw a number of tokens."""
+        return int(rng.integers(self.low, self.high, endpoint=True))
+
+
+class LogNormal(_Settings):
+    """A log-normal by its median and shape (the deviation of the logarithm), cut to a range."""
+
+    median: float = Field(gt=0)
+    shape: float = Field(ge=0, le=10)
+    low: float | None = Field(default=None, ge=0)
+    high: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low is {self.low}, over high, {self.high}")
+        return self
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """Draw a number; one beyond an end of the range becomes that end."""
+        value = self.median * math.exp(self.shape * rng.standard_normal())
+        if self.low is not None:
+            value = max(value, self.low)
+        return value if self.high is None else min(value, self.high)
+
+    def tokens(self, rng: np.random.Generator) -> int:
+        """Draw a number of tokens, 1 or more."""
+        return max(1, round(self.draw(rng)))
+
+
+class Steps(_Settings):
+    """``first`` steps and an exponential number more, rounded down, ``most`` in all."""
+
+    first: int = Field(ge=1)
+    mean: float = Field(ge=0)
+    most: int = Field(ge=1)
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """Draw a number of steps, 1 or more."""
+        return min(self.first + int(self.mean * rng.standard_exponential()), self.most)
+
+
+class PromptSet(_Settings):
+    """Shared prompts: how many, how long, and how unevenly they are used."""
+
+    count: int = Field(ge=1)
+    tokens: Uniform
+    zipf: float = Field(default=0.0, ge=0, le=10)
+    """The k-th prompt is used in proportion to ``k ** -zipf``; 0 uses all alike."""
+
+
+class WorkloadSettings(_Settings):
+    """What every workload has."""
+
+    requests: int = Field(default=20_000, ge=1)
+    """Requests to generate: the first ones by time."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of numpy's PCG64 generator; equal settings and seed give equal requests."""
