@@ -156,10 +156,10 @@ class PageKeys:
     A partial last block of r tokens gives ``r // unit`` of them. Two keys share a page where
     their bytes are the same from the start to the end of that page.
 
-    A key is a read-only view of format ``B``, so it can be sliced, compared and hashed. If
-    blocks are units (the page size is a multiple of the block size), keys are slices of one
-    buffer and nothing is copied; otherwise they are expanded as they are asked for, many at
-    once when iterating.
+    A key is a read-only view of format ``B``: slices of it are views too and compare equal to
+    bytes; take ``bytes(key[a:b])`` where something hashable is needed. If blocks are units (the
+    page size is a multiple of the block size), keys are slices of one buffer and nothing is
+    copied; otherwise they are expanded as they are asked for, many at once when iterating.
     """
 
     __slots__ = (

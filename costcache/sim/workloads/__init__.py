@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from costcache.errors import SettingsError
+from costcache.settings import read_settings
 from costcache.sim.workloads.agentic import AgenticSettings, agentic
 from costcache.sim.workloads.chat import ChatSettings, chat
 from costcache.sim.workloads.few_shot import FewShotSettings, few_shot
@@ -95,11 +94,8 @@ def workload_settings(name: str, overrides: Mapping[str, Any] | None = None) -> 
     workload = _workload(name)
     values = workload.settings().model_dump()
     for field, value in (overrides or {}).items():
-        _merge(values, field.split("."), value)
-    try:
-        return workload.settings.model_validate(values)
-    except ValidationError as error:
-        raise SettingsError(f"workload {name}: {_explained(error, values)}") from error
+        _merge(values, field.split("."), value, f"{name}.")
+    return read_settings(workload.settings, values, f"{name}.")
 
 
 def _workload(name: str) -> Workload:
@@ -109,33 +105,19 @@ def _workload(name: str) -> Workload:
         raise SettingsError(f"there is no workload {name!r}; choose one of {', '.join(WORKLOADS)}") from None
 
 
-def _merge(values: dict[str, Any], path: list[str], value: object) -> None:
+def _merge(values: dict[str, Any], path: list[str], value: object, where: str) -> None:
+    """Change one field; ``values`` has all fields there are, so others are unknown."""
     first, rest = path[0], path[1:]
-    inner = values.get(first)
+    if first not in values:
+        known = ", ".join(where + field for field in values)
+        raise SettingsError(f"unknown setting {where + first!r}: known settings are {known}")
+    inner = values[first]
+    if rest and not isinstance(inner, dict):
+        raise SettingsError(f"setting {where + first!r} has no setting {rest[0]!r} in it")
     if rest:
-        if not isinstance(inner, dict):
-            inner = values[first] = {}
-        _merge(inner, rest, value)
+        _merge(inner, rest, value, f"{where}{first}.")
     elif isinstance(value, Mapping) and isinstance(inner, dict):
         for field, inner_value in value.items():
-            _merge(inner, str(field).split("."), inner_value)
+            _merge(inner, str(field).split("."), inner_value, f"{where}{first}.")
     else:
         values[first] = value
-
-
-def _explained(error: ValidationError, values: dict[str, Any]) -> str:
-    """Each wrong field with its value and what is wrong with it."""
-    parts = []
-    for detail in error.errors(include_url=False):
-        path = detail["loc"]
-        field = ".".join(map(str, path)) or "settings"
-        message = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "extra_forbidden":
-            known: Any = values
-            for key in path[:-1]:
-                known = known[key]
-            others = sorted(set(known) - {path[-1]})
-            message = f"there is no such field; the fields are {', '.join(others)}"
-        shown = "" if isinstance(detail["input"], dict) else f" is {detail['input']!r}"
-        parts.append(f"{field}{shown}: {message}")
-    return "; ".join(parts)

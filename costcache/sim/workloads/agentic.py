@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from costcache.sim.workloads.settings import (
     LogNormal,
@@ -68,11 +68,12 @@ class AgenticSettings(WorkloadSettings):
     most_tokens: int = Field(default=120_000, ge=1)
     """An agent whose context passes this many tokens ends."""
 
-    @model_validator(mode="after")
-    def _shares(self) -> Self:
-        if self.person_share + self.sub_agent_share > 1:
-            raise ValueError("person_share and sub_agent_share add up to more than 1")
-        return self
+    @field_validator("sub_agent_share")
+    @classmethod
+    def _beside_person_share(cls, share: float, info: ValidationInfo) -> float:
+        if share + info.data.get("person_share", 0.0) > 1:
+            raise ValueError("with person_share it adds up to more than 1")
+        return share
 
 
 def agentic(
