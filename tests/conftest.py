@@ -22,9 +22,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],  # see deadline
 )
 settings.register_profile("thorough", deadline=None, max_examples=2000, stateful_step_count=100)
-settings.load_profile(
-    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
-)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 
 @pytest.fixture(scope="session")
