@@ -1,0 +1,89 @@
+"""Cost-aware eviction for the prefix (KV) caches of LLM servers.
+
+Everything named here is public. Names are imported when they are first used, so that the command
+line starts quickly and nothing heavy is loaded for those who do not need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from costcache._version import __version__
+
+if TYPE_CHECKING:
+    from costcache.cost import CostModel, TokenCost
+    from costcache.deployment import Deployment
+    from costcache.errors import (
+        ConfigError,
+        CostcacheError,
+        PluginError,
+        SettingsError,
+        TraceError,
+    )
+    from costcache.hookspecs import hookimpl
+    from costcache.model import ModelSpec
+    from costcache.orders import KeyedOrder, VictimOrder
+    from costcache.policies.spec import PolicySpec
+    from costcache.radix import RadixCache
+    from costcache.records import Action, NodeRecord, PoolState, RequestInfo, Victim
+    from costcache.settings import Settings
+
+__all__ = [
+    "Action",
+    "ConfigError",
+    "CostModel",
+    "CostcacheError",
+    "Deployment",
+    "KeyedOrder",
+    "ModelSpec",
+    "NodeRecord",
+    "PluginError",
+    "PolicySpec",
+    "PoolState",
+    "RadixCache",
+    "RequestInfo",
+    "Settings",
+    "SettingsError",
+    "TokenCost",
+    "TraceError",
+    "Victim",
+    "VictimOrder",
+    "__version__",
+    "hookimpl",
+]
+
+_MODULES = {
+    "Action": "records",
+    "ConfigError": "errors",
+    "CostModel": "cost",
+    "CostcacheError": "errors",
+    "Deployment": "deployment",
+    "KeyedOrder": "orders",
+    "ModelSpec": "model",
+    "NodeRecord": "records",
+    "PluginError": "errors",
+    "PolicySpec": "policies.spec",
+    "PoolState": "records",
+    "RadixCache": "radix",
+    "RequestInfo": "records",
+    "Settings": "settings",
+    "SettingsError": "errors",
+    "TokenCost": "cost",
+    "TraceError": "errors",
+    "Victim": "records",
+    "VictimOrder": "orders",
+    "hookimpl": "hookspecs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'costcache' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"costcache.{_MODULES[name]}"), name)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,118 @@
+"""Keeps a policy from hurting the cache: an order that raises is dropped for LRU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from costcache.orders import VictimOrder, overridden
+from costcache.policies.lru import LRU
+from costcache.records import NodeRecord, Victim
+
+__all__ = ["OrderGuard"]
+
+logger = logging.getLogger("costcache")
+
+EVENTS = (
+    "insert",
+    "touch",
+    "refresh",
+    "split",
+    "trim",
+    "remove",
+    "lock",
+    "unlock",
+    "finish",
+    "defer",
+)
+
+
+class OrderGuard:
+    """One order's event handlers, each None where the order does not listen.
+
+    A handler that raises, or an order that is reported by :meth:`drop`, is replaced by LRU, made
+    from the records that the cache holds, until the cache is reset. Since every rank feeds
+    its order the same events, every rank drops it at the same point.
+
+    Attributes:
+        name: Name of the policy in force; ``"lru"`` after a fallback.
+        order: The order in force.
+        fallbacks: How often an order was dropped: 0 or 1.
+        records: Gives the records of the nodes that the cache holds, in order of creation.
+    """
+
+    __slots__ = (*EVENTS, "fallbacks", "name", "order", "records")
+
+    insert: Callable[..., None] | None
+    touch: Callable[..., None] | None
+    refresh: Callable[..., None] | None
+    split: Callable[..., None] | None
+    trim: Callable[..., None] | None
+    remove: Callable[..., None] | None
+    lock: Callable[..., None] | None
+    unlock: Callable[..., None] | None
+    finish: Callable[..., None] | None
+    defer: Callable[..., None] | None
+
+    def __init__(
+        self, name: str, order: VictimOrder, records: Callable[[], Iterable[NodeRecord]]
+    ) -> None:
+        """Guard ``order``.
+
+        Args:
+            name: The policy's name, for messages.
+            order: The order.
+            records: Gives the records of the nodes that the cache holds, in order of creation.
+        """
+        self.name = name
+        self.order = order
+        self.fallbacks = 0
+        self.records = records
+        for event in EVENTS:
+            handler = overridden(order, event)
+            setattr(self, event, handler and self._guarded(handler))
+
+    @property
+    def fell_back(self) -> bool:
+        """True once the order has been dropped for LRU."""
+        return self.fallbacks > 0
+
+    def next_victim(self, pool: str) -> Victim | None:
+        """Ask the order; an order that raises or answers nonsense is dropped and LRU is asked."""
+        if not self.fallbacks:
+            try:
+                victim = self.order.next_victim(pool)
+                if victim is None or isinstance(victim, Victim):
+                    return victim
+                self.drop(f"next_victim returned {victim!r}, not a Victim")
+            except Exception as error:
+                self.drop("next_victim raised", error)
+        return self.order.next_victim(pool)
+
+    def drop(self, why: str, error: Exception | None = None) -> None:
+        """Replace the order by LRU; logged once, with the traceback where there is one."""
+        logger.error(
+            "policy %r is dropped for 'lru' until the cache is reset: %s",
+            self.name,
+            why,
+            exc_info=error,
+        )
+        self.fallbacks += 1
+        self.name = "lru"
+        self.order = LRU()
+        for event in EVENTS:
+            setattr(self, event, overridden(self.order, event))
+        self.order.load(self.records())
+
+    def _guarded(self, handler: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            try:
+                handler(*args)
+            except Exception as error:
+                # The cache is consistent before every event, so LRU can start from its records;
+                # they include what this event told.
+                if not self.fallbacks:
+                    self.drop(f"{handler.__name__} raised", error)
+
+        return call

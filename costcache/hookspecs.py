@@ -1,0 +1,154 @@
+"""The hooks of costcache. Each docstring is the contract.
+
+An *architecture plugin* is found by matching a model (``match_model``); a *policy plugin* is found
+by the names that it offers (``policies``). A plugin is a module, class or object with functions
+marked ``@costcache.hookimpl``, named by an entry point of the group ``costcache``. Every hook is
+optional except that an architecture plugin needs ``match_model``. An implementation may leave out
+arguments that it does not use; it may not rename them, give them defaults or make them keyword-only.
+
+Hooks are bound once, when a cache is made, and called directly from then on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from costcache.cost import TokenCost
+    from costcache.deployment import Deployment
+    from costcache.model import ModelSpec
+    from costcache.policies.spec import PolicySpec
+    from costcache.records import PoolState
+    from costcache.settings import PoolSettings
+
+__all__ = [
+    "PROJECT",
+    "adjust_eviction_count",
+    "default_policy",
+    "free_target",
+    "hookimpl",
+    "hookspec",
+    "match_model",
+    "policies",
+    "settings_model",
+    "token_cost",
+]
+
+PROJECT = "costcache"
+"""Name of the pluggy project and of the entry-point group."""
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def match_model(model: ModelSpec) -> int | None:
+    """Say whether this plugin serves a model, and how specifically.
+
+    Called once per cache, of every architecture plugin, when the model is known.
+
+    Args:
+        model: The model's architecture facts.
+
+    Returns:
+        The specificity of the claim, an int from 1 up (the built-in ``generic`` claims every
+        readable model with 0), or None to decline. The highest claim wins; a tie is an error that
+        names both plugins, since neither may win by chance.
+    """
+
+
+@hookspec
+def token_cost(model: ModelSpec, deployment: Deployment) -> TokenCost:
+    """Say what one cached token, and one state, holds in memory.
+
+    Called once per cache. Without it the core's per-layer formulas are used.
+
+    Args:
+        model: The model's architecture facts.
+        deployment: How it is served: parallelism, KV dtype, page size.
+
+    Returns:
+        Bytes per token and per state, per rank, and the compression ratio.
+    """
+
+
+@hookspec
+def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> float:
+    """Say which share of a pool an eviction should leave free, beyond its shortfall.
+
+    Called at each eviction that has a shortfall. Without it, the answer is ``settings.headroom``.
+    Free space is memory that caches nothing: 0 is best unless something else needs the room.
+
+    Args:
+        model: The model's architecture facts.
+        pool: The pool before the eviction; counts in the pool's unit.
+        settings: The framework's headroom and the plugin's own settings.
+
+    Returns:
+        A share from 0.0 up to, not including, 1.0. Anything else counts as 0.0, is counted as
+        clamped and logged once.
+    """
+
+
+@hookspec
+def adjust_eviction_count(
+    model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings
+) -> int:
+    """Say how much to evict, given how much is needed.
+
+    Called at each eviction that has a shortfall, after ``free_target``. Without it, the answer is
+    ``requested``.
+
+    Args:
+        model: The model's architecture facts.
+        pool: The pool before the eviction; counts in the pool's unit.
+        requested: Shortfall plus headroom, in the pool's unit, from 1 up.
+        settings: The framework's headroom and the plugin's own settings.
+
+    Returns:
+        Units to evict, from ``requested`` up to ``pool.capacity``. Anything else counts as
+        ``requested``, is counted as clamped and logged once. What is more than the pool can
+        evict is cut to that.
+    """
+
+
+@hookspec
+def default_policy(model: ModelSpec) -> str | None:
+    """Name the policy that the name ``costcache`` means for this model.
+
+    Called once per cache, when the policy is ``costcache``.
+
+    Args:
+        model: The model's architecture facts.
+
+    Returns:
+        The name of a policy, or None for the framework's default.
+    """
+
+
+@hookspec
+def settings_model() -> type[BaseModel] | None:
+    """Give the pydantic model of this architecture plugin's own settings.
+
+    Called once per cache. What users put under ``architecture`` is checked against it and
+    reaches the other hooks as ``settings.architecture``.
+
+    Returns:
+        A pydantic model class that can be made without arguments, or None for no settings.
+    """
+
+
+@hookspec
+def policies() -> dict[str, PolicySpec]:
+    """Offer eviction policies by name.
+
+    Called once, when the plugin is loaded.
+
+    Returns:
+        Policy name to :class:`costcache.policies.PolicySpec`. A name that another plugin offers
+        already is reported and skipped.
+    """

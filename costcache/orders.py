@@ -1,0 +1,190 @@
+"""Victim orders: which node goes next.
+
+There are two ways to write one. A :class:`KeyedOrder` defines one function, ``key(record)``;
+the framework keeps the heap. A :class:`VictimOrder` takes the events and keeps its own
+structure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from costcache.records import NodeRecord, RequestInfo, RequestRecord, Victim
+
+__all__ = ["KeyedOrder", "VictimOrder", "overridden"]
+
+
+class VictimOrder:
+    """Base of every order: takes the events of a cache and names victims.
+
+    The cache updates a record before it calls the event. An event that a subclass does not
+    override is never called, so unused events cost nothing. Orders must be deterministic:
+    no wall clock, no ``hash()``, no unseeded randomness, because under tensor parallelism
+    every rank evicts on its own and must choose the same victims.
+    """
+
+    def insert(self, record: NodeRecord) -> None:
+        """A node was made, as a leaf."""
+
+    def touch(self, record: NodeRecord) -> None:
+        """A request used the node: its recency moved, and its uses if they had not been counted."""
+
+    def refresh(self, record: NodeRecord) -> None:
+        """A waiting request still wants the node: its recency moved, and nothing else."""
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        """``prefix`` was split off the front of ``tail``, whose record stays; history is inherited."""
+
+    def trim(self, record: NodeRecord, tokens: int) -> None:
+        """The last ``tokens`` tokens of the victim went; the rest stays and may go later."""
+
+    def remove(self, record: NodeRecord) -> None:
+        """The node went. ``record.parent`` is still its parent, whose counts are up to date."""
+
+    def lock(self, record: NodeRecord) -> None:
+        """The node became locked: not a victim until it is unlocked."""
+
+    def unlock(self, record: NodeRecord) -> None:
+        """The last lock on the node went."""
+
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        """A request ended. What it made: ``request.end`` and its ancestors with its number as creator."""
+
+    def next_victim(self, pool: str) -> Victim | None:
+        """Name the next victim of ``pool``, and forget it: an event brings it back.
+
+        After this call the cache calls :meth:`remove`, :meth:`trim` or, for a victim that could
+        not be taken now, :meth:`defer`.
+
+        Returns:
+            An unlocked leaf (or, for states, a node with a state), or None when there is none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define next_victim(pool)")
+
+    def defer(self, victim: Victim) -> None:
+        """The victim could not be taken; the eviction is over; offer it again from now on."""
+
+    def load(self, records: Iterable[NodeRecord]) -> None:
+        """Start from the nodes of a cache that already exist, in order of creation."""
+        for record in records:
+            record.data = None
+            self.insert(record)
+
+
+class KeyedOrder(VictimOrder):
+    """An order given by a key: the unlocked leaf with the lowest ``key(record)`` goes first.
+
+    This is the whole of a policy::
+
+        class LFU(KeyedOrder):
+            def key(self, record):
+                return (record.uses, record.recency)
+
+    Keys of one order must compare with each other; equal keys go by ``record.serial``.
+    O(log n) per victim, whatever the number of leaves.
+
+    Attributes:
+        rises: True promises that a touch, a refresh and a finish never lower a record's key.
+            Then an outdated heap entry is always too low, and it is enough to correct it when it
+            surfaces. False re-queues a record at every touch.
+    """
+
+    rises: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        # A record has one valid entry at most: the one whose key is in record.data.
+        self._heap: list[tuple[Any, int, NodeRecord]] = []
+        self._queued = 0
+        if not self.rises:
+            # Bound per instance, so that a rising order does not pay for a call per touched node.
+            for event in ("touch", "refresh"):
+                if overridden(self, event) is None:
+                    setattr(self, event, self._requeue)
+
+    def key(self, record: NodeRecord) -> Any:
+        """Rank of a record; the lowest goes first."""
+        raise NotImplementedError(f"{type(self).__name__} must define key(record)")
+
+    def insert(self, record: NodeRecord) -> None:
+        if not record.live_children and not record.locks:
+            self._push(record)
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        self._requeue(tail)  # its depth and tokens changed: its key may be lower now
+
+    def trim(self, record: NodeRecord, tokens: int) -> None:
+        if record.data is None:
+            self._push(record)
+        else:
+            self._requeue(record)
+
+    def remove(self, record: NodeRecord) -> None:
+        if record.data is not None:
+            record.data = None
+            self._queued -= 1
+        parent = record.parent
+        if parent is not None and parent.data is None and parent.is_evictable:
+            self._push(parent)
+
+    def unlock(self, record: NodeRecord) -> None:
+        if record.data is None and not record.live_children:
+            self._push(record)
+
+    def defer(self, victim: Victim) -> None:
+        record = victim.record
+        if record.data is None and record.is_evictable:
+            self._push(record)
+
+    def next_victim(self, pool: str) -> Victim | None:
+        heap = self._heap
+        while heap:
+            key, _, record = heap[0]
+            if record.data is None or record.data != key:
+                heapq.heappop(heap)  # left over from an earlier place in the queue
+                continue
+            if record.live_children or record.locks:
+                heapq.heappop(heap)  # comes back when it is an unlocked leaf again
+                record.data = None
+                self._queued -= 1
+                continue
+            if self.rises:
+                current = self.key(record)
+                if current != key:
+                    record.data = current
+                    heapq.heapreplace(heap, (current, record.serial, record))
+                    continue
+            heapq.heappop(heap)
+            record.data = None
+            self._queued -= 1
+            return Victim(record)
+        return None
+
+    def _push(self, record: NodeRecord) -> None:
+        self._queued += 1
+        self._put(record, self.key(record))
+
+    def _requeue(self, record: NodeRecord) -> None:
+        if record.data is None:
+            return
+        key = self.key(record)
+        if key == record.data:
+            return
+        self._put(record, key)
+
+    def _put(self, record: NodeRecord, key: Any) -> None:
+        record.data = key
+        heap = self._heap
+        heapq.heappush(heap, (key, record.serial, record))
+        if len(heap) > 2 * self._queued + 1024:  # mostly leftovers: drop them
+            heap[:] = [e for e in heap if e[2].data is not None and e[2].data == e[0]]
+            heapq.heapify(heap)
+
+
+def overridden(order: VictimOrder, event: str) -> Callable[..., None] | None:
+    """The order's handler of ``event``, or None where it is the base class's empty one."""
+    handler: Callable[..., None] = getattr(order, event)
+    if getattr(handler, "__func__", None) is getattr(VictimOrder, event):
+        return None
+    return handler

@@ -1,0 +1,367 @@
+"""Finding plugins, choosing the one that serves a model, and binding its hooks.
+
+Each entry point of the group ``costcache`` is loaded on its own: one that fails is reported by name
+and skipped. Hooks are bound to plain functions when a cache is made, since a pluggy call costs about
+a microsecond and eviction is a hot path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+from pydantic import BaseModel
+
+from costcache import generic, hookspecs
+from costcache.cost import CostModel, TokenCost
+from costcache.errors import PluginError
+from costcache.policies import BUILTIN, PolicySpec
+from costcache.settings import DEFAULT_POLICY, PoolSettings, Settings, read_settings
+
+if TYPE_CHECKING:
+    from costcache.deployment import Deployment
+    from costcache.model import ModelSpec
+    from costcache.orders import VictimOrder
+    from costcache.records import PoolState
+
+__all__ = ["Architecture", "PluginFailure", "PluginManager", "get_plugins"]
+
+logger = logging.getLogger("costcache")
+
+HOOKS = tuple(
+    name for name in hookspecs.__all__ if hasattr(getattr(hookspecs, name), f"{hookspecs.PROJECT}_spec")
+)
+"""Names of all hooks."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFailure:
+    """A plugin, or a part of one, that was skipped.
+
+    Attributes:
+        plugin: Name of the entry point.
+        source: Where it comes from, ``module:attribute`` of the entry point.
+        reason: What is wrong, in one line.
+    """
+
+    plugin: str
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The hooks of the plugin that serves a model, bound to plain functions.
+
+    Attributes:
+        name: The plugin's name.
+        specificity: Its claim.
+        model: The model that it serves.
+        token_cost: ``token_cost(model, deployment)``.
+        free_target: ``free_target(model, pool, settings)``.
+        adjust_eviction_count: ``adjust_eviction_count(model, pool, requested, settings)``.
+        default_policy: ``default_policy(model)``.
+        settings_model: ``settings_model()``.
+    """
+
+    name: str
+    specificity: int
+    model: ModelSpec
+    token_cost: Callable[[ModelSpec, Deployment], TokenCost]
+    free_target: Callable[[ModelSpec, PoolState, PoolSettings], float]
+    adjust_eviction_count: Callable[[ModelSpec, PoolState, int, PoolSettings], int]
+    default_policy: Callable[[ModelSpec], str | None]
+    settings_model: Callable[[], type[BaseModel] | None]
+
+    def cost(self, deployment: Deployment) -> CostModel:
+        """The cost model of this plugin's model as it is deployed.
+
+        Raises:
+            PluginError: The plugin's ``token_cost`` raised or returned something else.
+        """
+        try:
+            token = self.token_cost(self.model, deployment)
+        except Exception as error:
+            raise PluginError(f"plugin {self.name!r}: token_cost raised {error!r}") from error
+        if not isinstance(token, TokenCost):
+            raise PluginError(f"plugin {self.name!r}: token_cost returned {token!r}, not a TokenCost")
+        return CostModel(spec=self.model, deployment=deployment, token=token)
+
+    def pool_settings(self, settings: Settings) -> PoolSettings:
+        """The settings that the hooks see.
+
+        Raises:
+            SettingsError: A setting under ``architecture`` is wrong.
+        """
+        model = self.settings_model()
+        if model is None:
+            if settings.architecture:
+                read_settings(_NoArchitectureSettings, settings.architecture, "architecture.")
+            return PoolSettings(settings.headroom)
+        return PoolSettings(
+            settings.headroom, read_settings(model, settings.architecture, "architecture.")
+        )
+
+
+class _NoArchitectureSettings(BaseModel, frozen=True, extra="forbid"):
+    pass
+
+
+class PluginManager:
+    """The plugins of one process.
+
+    Attributes:
+        failures: What was skipped, and why.
+    """
+
+    def __init__(self) -> None:
+        self.pm = pluggy.PluginManager(hookspecs.PROJECT)
+        self.pm.add_hookspecs(hookspecs)
+        self.failures: list[PluginFailure] = []
+        self._policies: dict[str, tuple[str, PolicySpec]] = {}
+        self._sources: dict[str, str] = {}
+        self.register(generic, "generic", generic.__name__)
+        for name in BUILTIN:
+            module = f"costcache.policies.{name}"
+            self.register(importlib.import_module(module), name, module)
+
+    def load_entry_points(self) -> None:
+        """Load every entry point of the group, in order of name; skip and report what fails."""
+        points = entry_points(group=hookspecs.PROJECT)
+        for point in sorted(points, key=lambda p: (p.name, p.value)):
+            self._load(point)
+
+    def _load(self, point: EntryPoint) -> None:
+        try:
+            self.register(point.load(), point.name, point.value)
+        except PluginError as error:
+            self._failed(point.name, point.value, str(error))
+        except (Exception, SystemExit) as error:
+            self._failed(point.name, point.value, f"import failed: {type(error).__name__}: {error}")
+
+    def register(self, plugin: object, name: str, source: str = "") -> None:
+        """Add one plugin.
+
+        Args:
+            plugin: A module, class or object with functions marked ``@hookimpl``.
+            name: Its name in messages; names are unique.
+            source: Where it comes from, for reports.
+
+        Raises:
+            PluginError: It has no hook, misspells one, takes arguments that the hook does not
+                have, or with defaults, or keyword-only; or the name is taken.
+        """
+        if self.pm.has_plugin(name):
+            raise PluginError(f"a plugin of the name {name!r} is loaded already ({self._sources[name]})")
+        self._check(plugin)
+        try:
+            self.pm.register(plugin, name)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise PluginError(str(error).strip()) from error
+        self._sources[name] = source
+        try:
+            self._offer(name)
+        except Exception as error:
+            self.pm.unregister(name=name)
+            raise PluginError(f"policies failed: {error}") from error
+
+    def _check(self, plugin: object) -> None:
+        hooks = 0
+        for attribute in dir(plugin):
+            marker = self.pm.parse_hookimpl_opts(plugin, attribute)
+            if marker is None:
+                continue
+            hook = marker.get("specname") or attribute
+            if hook not in HOOKS:
+                close = difflib.get_close_matches(hook, HOOKS, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"the hooks are {', '.join(HOOKS)}"
+                raise PluginError(f"there is no hook {hook!r}: {hint}")
+            if marker.get("wrapper") or marker.get("hookwrapper"):
+                raise PluginError(f"hook {hook!r} is a wrapper: hooks of costcache cannot be wrapped")
+            self._check_arguments(hook, getattr(plugin, attribute))
+            hooks += 1
+        if not hooks:
+            raise PluginError("no function in it is marked @costcache.hookimpl")
+
+    def _check_arguments(self, hook: str, function: Callable[..., Any]) -> None:
+        known = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+        for argument in inspect.signature(function).parameters.values():
+            if argument.name not in known:
+                problem = f"has no argument {argument.name!r}; it has ({', '.join(known)})"
+            elif argument.default is not argument.empty:
+                problem = f"cannot give {argument.name!r} a default: it is always passed"
+            elif argument.kind is not argument.POSITIONAL_OR_KEYWORD:
+                problem = f"cannot take {argument.name!r} by keyword or position only"
+            else:
+                continue
+            raise PluginError(f"hook {hook!r} {problem}")
+
+    def _offer(self, name: str) -> None:
+        offer = self._bound(name, "policies", dict)()
+        if not isinstance(offer, dict):
+            raise TypeError(f"policies returned {offer!r}, not a dict of names to PolicySpec")
+        for policy, spec in offer.items():
+            if not isinstance(policy, str) or not isinstance(spec, PolicySpec):
+                raise TypeError(f"{policy!r}: {spec!r} is not a name and a PolicySpec")
+        for policy, spec in offer.items():
+            if policy == hookspecs.PROJECT or policy in self._policies:
+                owner = self._policies.get(policy, ("the framework", spec))[0]
+                self._failed(name, self._sources[name], f"policy {policy!r} is taken by {owner!r}")
+            else:
+                self._policies[policy] = (name, spec)
+
+    def _failed(self, plugin: str, source: str, reason: str) -> None:
+        self.failures.append(PluginFailure(plugin, source, reason))
+        logger.warning("plugin %r (%s) is skipped: %s", plugin, source, reason)
+
+    # -- architecture plugins ----------------------------------------------------------------
+
+    def match(self, model: ModelSpec) -> Architecture:
+        """The plugin with the most specific claim on ``model``.
+
+        A plugin whose ``match_model`` raises or answers anything but an int from 0 up or None
+        is reported and passed over.
+
+        Raises:
+            PluginError: Two plugins claim the model with the same specificity.
+        """
+        claims: dict[int, list[str]] = {}
+        for impl in self.pm.hook.match_model.get_hookimpls():
+            claim = self._claim(impl.plugin_name, model)
+            if claim is not None:
+                claims.setdefault(claim, []).append(impl.plugin_name)
+        highest = max(claims)  # generic claims every model
+        if len(claims[highest]) > 1:
+            names = " and ".join(repr(name) for name in sorted(claims[highest]))
+            raise PluginError(
+                f"plugins {names} claim model {model.name!r} with the same specificity {highest}: "
+                "uninstall one, or let one claim it more specifically"
+            )
+        name = claims[highest][0]
+        return Architecture(
+            name=name,
+            specificity=highest,
+            model=model,
+            **{hook: self._bound(name, hook, default) for hook, default in generic.DEFAULTS.items()},
+        )
+
+    def _claim(self, name: str, model: ModelSpec) -> int | None:
+        try:
+            claim: Any = self._bound(name, "match_model", lambda model: None)(model)
+        except Exception as error:
+            self._failed(name, self._sources[name], f"match_model raised {error!r}")
+            return None
+        if claim is None or (type(claim) is int and claim >= 0):
+            return claim
+        self._failed(name, self._sources[name], f"match_model answered {claim!r}, not an int or None")
+        return None
+
+    def _bound(self, name: str, hook: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        """The plugin's own function for a hook, taking all of the hook's arguments, or ``default``."""
+        plugin = self.pm.get_plugin(name)
+        for impl in getattr(self.pm.hook, hook).get_hookimpls():
+            if impl.plugin is plugin:
+                names = tuple(inspect.signature(getattr(hookspecs, hook)).parameters)
+                if impl.argnames == names:
+                    return impl.function
+                picks = tuple(names.index(argument) for argument in impl.argnames)
+                return functools.partial(_call_with, impl.function, picks)
+        return default
+
+    # -- policy plugins ----------------------------------------------------------------------
+
+    def policies(self) -> dict[str, PolicySpec]:
+        """All policies by name, sorted."""
+        return {name: self._policies[name][1] for name in sorted(self._policies)}
+
+    def policy_name(self, name: str, architecture: Architecture) -> str:
+        """What ``name`` means for a model: itself, or the plugin's preference for ``costcache``.
+
+        Raises:
+            PluginError: No policy has that name.
+        """
+        chosen = name
+        if name == hookspecs.PROJECT:
+            try:
+                chosen = architecture.default_policy(architecture.model) or DEFAULT_POLICY
+            except Exception as error:
+                raise PluginError(
+                    f"plugin {architecture.name!r}: default_policy raised {error!r}"
+                ) from error
+        if chosen in self._policies:
+            return chosen
+        names = [hookspecs.PROJECT, *sorted(self._policies)]
+        close = difflib.get_close_matches(str(chosen), names, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise PluginError(f"there is no policy {chosen!r}: {hint}The policies are {', '.join(names)}")
+
+    def make_order(
+        self,
+        settings: Settings,
+        architecture: Architecture,
+        cost: CostModel,
+        pools: tuple[PoolState, ...],
+    ) -> tuple[str, VictimOrder]:
+        """Make the order that ``settings.policy`` names, for one cache.
+
+        Returns:
+            The policy's own name, and a new order.
+
+        Raises:
+            PluginError: No such policy, or it does not serve the model, or it cannot be made.
+            SettingsError: A setting under ``policy_settings`` is wrong.
+        """
+        name = self.policy_name(settings.policy, architecture)
+        plugin, spec = self._policies[name]
+        refusal = spec.supports(architecture.model)
+        if refusal is not None:
+            raise PluginError(
+                f"policy {name!r} does not serve model {architecture.model.name!r}: {refusal}"
+            )
+        values = read_settings(spec.settings, settings.policy_settings, "policy_settings.")
+        try:
+            return name, spec.make_order(cost, pools, values)
+        except Exception as error:
+            raise PluginError(f"policy {name!r} of plugin {plugin!r} cannot be made: {error!r}") from error
+
+    def describe(self) -> dict[str, Any]:
+        """Plugins, policies and failures as plain data, for ``costcache plugins --json``."""
+        plugins = []
+        for name, plugin in sorted(self.pm.list_name_plugin(), key=lambda item: item[0]):
+            hooks = sorted(caller.name for caller in self.pm.get_hookcallers(plugin) or [])
+            plugins.append({"name": name, "source": self._sources[name], "hooks": hooks})
+        return {
+            "plugins": plugins,
+            "policies": [
+                {
+                    "name": name,
+                    "plugin": plugin,
+                    "summary": spec.summary,
+                    "settings": spec.settings.model_json_schema().get("properties", {}),
+                }
+                for name, (plugin, spec) in sorted(self._policies.items())
+            ],
+            "failures": [
+                {"plugin": f.plugin, "source": f.source, "reason": f.reason} for f in self.failures
+            ],
+        }
+
+
+def _call_with(function: Callable[..., Any], picks: tuple[int, ...], *arguments: Any) -> Any:
+    return function(*(arguments[i] for i in picks))
+
+
+@functools.cache
+def get_plugins() -> PluginManager:
+    """The process's plugins: the built-in ones and every installed entry point."""
+    manager = PluginManager()
+    manager.load_entry_points()
+    return manager

@@ -1,0 +1,19 @@
+"""The generic radix cache: tree, slot pool, locks, pages, namespaces and events."""
+
+from __future__ import annotations
+
+from costcache.radix.cache import CacheStats, Inserted, Match, RadixCache
+from costcache.radix.events import Cleared, Event, Removed, Stored
+from costcache.radix.node import Node
+
+__all__ = [
+    "CacheStats",
+    "Cleared",
+    "Event",
+    "Inserted",
+    "Match",
+    "Node",
+    "RadixCache",
+    "Removed",
+    "Stored",
+]

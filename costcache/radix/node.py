@@ -1,0 +1,74 @@
+"""A node of the radix tree: a record, plus the key, the slots and the children."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from costcache.records import NodeRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Node", "Root"]
+
+
+class Node(NodeRecord):
+    """One edge of the tree: whole pages of a prefix that their requests share.
+
+    Attributes:
+        key: The node's tokens, ``tokens / page_size`` pages of the tree's page bytes each. A
+            bytearray, since that compares with any buffer at memory speed and shrinks in place.
+        slots: Slots of the node's tokens, int64 of shape [tokens]; None in a tree that only counts.
+        children: Child nodes by the bytes of their first page.
+        holds: Locks on this very node, which ``locks`` includes.
+        hashes: Hash of the prefix up to each page; None unless somebody observes the cache.
+    """
+
+    __slots__ = ("children", "hashes", "holds", "key", "slots")
+
+    parent: Node | None
+
+    def __init__(
+        self,
+        serial: int,
+        parent: Node | None,
+        tokens: int,
+        depth: int,
+        key: bytearray,
+        slots: NDArray[np.int64] | None,
+    ) -> None:
+        super().__init__(serial, parent, tokens, depth)
+        self.key = key
+        self.slots = slots
+        self.children: dict[bytes, Node] = {}
+        self.holds = 0
+        self.hashes: list[int] | None = None
+
+    def path(self) -> list[Node]:
+        """The nodes from the root, which is left out, down to this one."""
+        nodes, node = [], self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def walk(self) -> Iterator[Node]:
+        """This node's descendants, parents before children, siblings in order of insertion."""
+        stack = list(reversed(self.children.values()))
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+
+class Root(Node):
+    """The empty top node of one namespace; never a victim."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, serial: int, namespace: tuple[str | None, ...]) -> None:
+        super().__init__(serial, None, 0, 0, bytearray(), None)
+        self.namespace = namespace

@@ -1,0 +1,152 @@
+"""The slot pool: which slot is free, held by a running request, or cached."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SlotPool"]
+
+FREE = -1
+HELD = -2
+
+
+class SlotPool:
+    """``capacity`` slots, one per token, given out in whole pages.
+
+    Callers either let the pool choose slots (:meth:`allocate`) or name slots of their own choice when
+    they insert them; free slots so named leave the pool's free ones.
+
+    Attributes:
+        capacity: Slots in the pool: whole pages of the size asked for.
+        free: Slots that nobody uses.
+        cached: Slots in the cache.
+    """
+
+    def __init__(self, capacity: int, page_size: int = 1) -> None:
+        self.capacity = capacity // page_size * page_size
+        self.page_size = page_size
+        # FREE, HELD or, for a cached slot, the position that it was cached at: any int from 0 up.
+        self._state: NDArray[np.int32] = np.empty(self.capacity, np.int32)
+        self._positions = np.arange(self.capacity, dtype=np.int32)
+        self._offsets = np.arange(page_size)
+        # A stack of wholly free pages. It is stale once callers name free slots themselves or free
+        # parts of pages; it is made afresh when slots are next allocated.
+        self.reset()
+
+    @property
+    def held(self) -> int:
+        """Slots that requests own outside the cache."""
+        return self.capacity - self.free - self.cached
+
+    def reset(self) -> None:
+        """Make every slot free."""
+        self._state.fill(FREE)
+        self.free = self.capacity
+        self.cached = 0
+        self._sweep()
+
+    def allocate(self, tokens: int) -> NDArray[np.int64] | None:
+        """Take slots for ``tokens`` tokens, rounded up to whole pages.
+
+        Returns:
+            int64 of shape [tokens rounded up], pages in one piece each; None when too few pages are
+            wholly free.
+        """
+        pages = -(-tokens // self.page_size)
+        if self._stale:
+            self._sweep()
+        if pages > self._top:
+            return None
+        first = self._stack[self._top - pages : self._top][::-1] * self.page_size
+        self._top -= pages
+        slots = (first[:, None] + self._offsets).reshape(-1) if self.page_size > 1 else first
+        self._state[slots] = HELD
+        self.free -= slots.size
+        return slots
+
+    def cache(self, slots: NDArray[np.int64]) -> None:
+        """Move held or free slots into the cache.
+
+        Raises:
+            ValueError: A slot is out of range, cached already, or named twice. Nothing changes.
+        """
+        size, state = slots.size, self._state
+        if not size:
+            return
+        # As unsigned, a negative slot is a huge one: one comparison checks both ends.
+        if slots.view(np.uint64).max() >= self.capacity:
+            wrong = slots[(slots < 0) | (slots >= self.capacity)][0]
+            raise ValueError(f"slot {wrong} is not in the pool: slots go from 0 to {self.capacity - 1}")
+        before = state[slots]
+        highest = before.max()
+        if highest >= 0:
+            wrong = slots[before >= 0][0]
+            raise ValueError(f"slot {wrong} is in the cache already: insert each slot once")
+        state[slots] = marks = self._positions[:size]
+        if not np.array_equal(state[slots], marks):
+            state[slots] = before
+            values, counts = np.unique(slots, return_counts=True)
+            raise ValueError(f"slot {values[counts > 1][0]} is named twice in one insert")
+        if highest == HELD and before.min() == HELD:
+            named = 0
+        else:
+            named = int(np.count_nonzero(before == FREE))
+        self._stale |= named > 0
+        self.free -= named
+        self.cached += size
+
+    def release(self, slots: NDArray[np.int64]) -> None:
+        """Free held slots.
+
+        Raises:
+            ValueError: A slot is out of range, free already, or in the cache. Nothing changes.
+        """
+        if not slots.size:
+            return
+        if slots.view(np.uint64).max() >= self.capacity:
+            wrong = slots[(slots < 0) | (slots >= self.capacity)][0]
+            raise ValueError(f"slot {wrong} is not in the pool: slots go from 0 to {self.capacity - 1}")
+        state = self._state[slots]
+        if (state != HELD).any():
+            wrong = slots[state != HELD][0]
+            where = "free" if self._state[wrong] == FREE else "in the cache"
+            raise ValueError(f"slot {wrong} is {where}: only slots that a request holds can be freed")
+        self.free += self._put_back(np.unique(slots))
+
+    def evict(self, slots: NDArray[np.int64]) -> None:
+        """Free cached slots, as the cache hands them back."""
+        self.cached -= slots.size
+        self.free += self._put_back(slots)
+
+    def _put_back(self, slots: NDArray[np.int64]) -> int:
+        self._state[slots] = FREE
+        page_size = self.page_size
+        if self._stale:
+            pass  # the next sweep finds them
+        elif page_size == 1:
+            self._push(slots)
+        elif slots.size % page_size == 0 and self._in_pages(slots):
+            self._push(slots[::page_size] // page_size)
+        else:
+            self._stale = True
+        return slots.size
+
+    def _push(self, pages: NDArray[np.int64]) -> None:
+        stop = self._top + pages.size
+        self._stack[self._top : stop] = pages
+        self._top = stop
+
+    def _in_pages(self, slots: NDArray[np.int64]) -> bool:
+        rows = slots.reshape(-1, self.page_size)
+        first = rows[:, :1]
+        return bool((first % self.page_size == 0).all() and (rows == first + self._offsets).all())
+
+    def _sweep(self) -> None:
+        """List the wholly free pages afresh, lowest on top."""
+        whole = (self._state.reshape(-1, self.page_size) == FREE).all(axis=1)
+        pages = np.flatnonzero(whole)[::-1].astype(np.int64)
+        self._stack = np.empty(self.capacity // self.page_size, np.int64)
+        self._stack[: pages.size] = pages
+        self._top = pages.size
+        self._stale = False

@@ -1,0 +1,223 @@
+"""What an eviction order sees: one record per node of a cache, and the state of a pool.
+
+Orders see records only, never a tree, so the same order object serves the generic radix cache,
+the simulator and the server adapter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+__all__ = [
+    "Action",
+    "Clock",
+    "NodeRecord",
+    "PoolState",
+    "RequestInfo",
+    "RequestRecord",
+    "Victim",
+]
+
+
+class Action(Enum):
+    """What to do with a victim."""
+
+    DELETE = "delete"
+    """Free the node's tokens (or its tail's, when it is trimmed) and, once it is empty, the node."""
+    TOMBSTONE = "tombstone"
+    """Free the state checkpoint of the node and keep its tokens (models with states only)."""
+
+
+class Clock:
+    """Logical time, made from the request stream alone, so that every rank reads the same.
+
+    Attributes:
+        requests: How many requests have begun.
+        accesses: How many walks of the tree have happened; orders recency.
+        now: The reading that orders use: stream seconds once :meth:`advance` has been
+            called, the count of requests until then.
+    """
+
+    __slots__ = ("_seconds", "accesses", "now", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.accesses = 0
+        self.now: float = 0
+        self._seconds = False
+
+    def begin(self) -> int:
+        """Count one more request and return its number, from 1."""
+        self.requests += 1
+        if not self._seconds:
+            self.now = self.requests
+        return self.requests
+
+    def advance(self, seconds: float) -> None:
+        """Set the stream clock, in seconds; a reading older than the last one is ignored."""
+        if not self._seconds or seconds > self.now:
+            self.now = seconds
+        self._seconds = True
+
+
+class NodeRecord:
+    """The facts of one tree node that an eviction order may use.
+
+    The cache keeps every field up to date; an order reads them and writes only ``data``.
+
+    Attributes:
+        serial: Number of the node in order of creation, equal on every rank; breaks ties.
+        parent: Record of the parent node; None for a root and for a node that has gone.
+        tokens: Tokens that the node holds.
+        depth: Tokens of the prefix in front of the node: it covers [depth, depth + tokens).
+        uses: Requests that used the node, the one that made it included; one per request.
+        last_use: Clock reading of the last counted use.
+        recency: ``Clock.accesses`` at the last touch or refresh. A refresh moves this alone.
+        created: ``Clock.accesses`` at creation; the prefix part of a split inherits it.
+        creator: Number of the request that made the node; inherited on a split.
+        live_children: Child nodes that hold tokens. A node without any is a leaf.
+        locks: Locks on the node itself, plus its children that are locked. Locked nodes
+            are never victims.
+        priority: Highest priority of the requests that inserted it.
+        replay: Models with states: tokens from the nearest live ancestor state to the end of
+            this node, recomputed if its own state goes. 0 for other models.
+        bytes: Bytes of KV memory, per rank, that deleting the node frees.
+        data: Free for the order's own use; None when the node is created.
+    """
+
+    __slots__ = (
+        "bytes",
+        "created",
+        "creator",
+        "data",
+        "depth",
+        "last_use",
+        "live_children",
+        "locks",
+        "parent",
+        "priority",
+        "recency",
+        "replay",
+        "serial",
+        "tokens",
+        "uses",
+    )
+
+    def __init__(self, serial: int, parent: NodeRecord | None, tokens: int, depth: int) -> None:
+        self.serial = serial
+        self.parent = parent
+        self.tokens = tokens
+        self.depth = depth
+        self.uses = 0
+        self.last_use: float = 0
+        self.recency = 0
+        self.created = 0
+        self.creator = 0
+        self.live_children = 0
+        self.locks = 0
+        self.priority = 0
+        self.replay = 0
+        self.bytes = 0
+        self.data: Any = None
+
+    @property
+    def end(self) -> int:
+        """Tokens of the prefix that ends with this node."""
+        return self.depth + self.tokens
+
+    @property
+    def is_leaf(self) -> bool:
+        """True for a node that holds tokens and has no live children."""
+        return not self.live_children and self.parent is not None
+
+    @property
+    def is_evictable(self) -> bool:
+        """True for an unlocked leaf: what an order may name as a victim."""
+        return not self.live_children and not self.locks and self.parent is not None
+
+    def inherit(self, tail: NodeRecord) -> None:
+        """Take over the history of ``tail``, of which this node was just split off as prefix."""
+        self.uses = tail.uses
+        self.last_use = tail.last_use
+        self.recency = tail.recency
+        self.created = tail.created
+        self.creator = tail.creator
+        self.priority = tail.priority
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} #{self.serial} [{self.depth}, {self.end}) uses={self.uses} "
+            f"recency={self.recency} children={self.live_children} locks={self.locks}>"
+        )
+
+
+class Victim(NamedTuple):
+    """What an order answers: a record and what to do with it."""
+
+    record: NodeRecord
+    action: Action = Action.DELETE
+
+
+class PoolState(NamedTuple):
+    """One pool at the moment of an eviction; immutable.
+
+    Attributes:
+        pool: Name of the pool (``"kv"``, ``"swa"``, ``"state"``).
+        unit: What the counts below count: ``"tokens"``, ``"states"`` or ``"bytes"``.
+        capacity: Units that the pool has.
+        free: Units that nobody uses.
+        evictable: Cached units that no lock protects.
+        held: Units that running requests own outside the cache.
+        page_size: Tokens per page.
+    """
+
+    pool: str
+    unit: str
+    capacity: int
+    free: int
+    evictable: int
+    held: int
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """What is known of a request when it finishes; everything is optional.
+
+    Attributes:
+        output_tokens: Tokens generated.
+        new_tokens: Prompt tokens that the cache had never seen, None where unknown.
+        finish_reason: ``"stop"``, ``"tool_call"``, ``"length"``, ``"abort"``, or the
+            server's own word; None where unknown.
+        priority: The request's priority; higher is kept longer by the ``priority`` order.
+        session: Name of the session that the request belongs to, None where unknown.
+    """
+
+    output_tokens: int = 0
+    new_tokens: int | None = None
+    finish_reason: str | None = None
+    priority: int = 0
+    session: str | None = None
+
+
+class RequestRecord:
+    """What the cache remembers of a running request.
+
+    Attributes:
+        number: The request's number in the stream, from 1.
+        began: Clock reading at its start.
+        end: Record of the deepest node that it used or made.
+        counted: Tokens of its prefix whose nodes have already counted this request's use.
+        matched: Tokens that its first match found.
+    """
+
+    __slots__ = ("began", "counted", "end", "matched", "number")
+
+    def __init__(self, number: int, began: float) -> None:
+        self.number = number
+        self.began = began
+        self.end: NodeRecord | None = None
+        self.counted = 0
+        self.matched = 0

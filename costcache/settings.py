@@ -1,0 +1,92 @@
+"""The framework's own settings, and reading any settings model with errors that name the field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from costcache.errors import SettingsError
+
+__all__ = ["DEFAULT_POLICY", "PoolSettings", "Settings", "read_settings"]
+
+DEFAULT_POLICY = "lru"
+"""What the policy name ``costcache`` means where the matched plugin prefers nothing."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Settings(BaseModel):
+    """Settings of one cache, as keyword arguments, command-line options or one JSON object."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: str = Field(
+        "costcache",
+        description="Eviction policy by name; 'costcache' is the one that the model's plugin prefers.",
+    )
+    headroom: float = Field(
+        0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Share of the pool that an eviction leaves free beyond its shortfall, 0 to below 1; "
+        "the model's plugin may scale it.",
+    )
+    trim: Literal["auto", "exact", "chunk", "off"] = Field(
+        "auto",
+        description="How the last victim of an eviction is cut: 'exact' frees only the pages needed, "
+        "'chunk' cuts at multiples of trim_chunk, 'off' frees whole nodes; 'auto' is exact where the tree allows it.",
+    )
+    trim_chunk: int = Field(2048, ge=1, description="Tokens per chunk when trim is 'chunk'.")
+    architecture: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of the plugin that claims the model."
+    )
+    policy_settings: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of the chosen policy."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What the hooks ``free_target`` and ``adjust_eviction_count`` are told.
+
+    Attributes:
+        headroom: The framework's ``headroom``, a share of the pool.
+        architecture: The plugin's own settings, an instance of what its ``settings_model``
+            returned; None for a plugin without settings.
+    """
+
+    headroom: float
+    architecture: BaseModel | None = None
+
+
+def read_settings(model: type[M], values: dict[str, Any], where: str = "") -> M:
+    """Validate ``values`` against ``model``.
+
+    Args:
+        model: The settings model.
+        values: What the user gave.
+        where: Prefix of the field names in errors, for settings nested in a larger object
+            (``"policy_settings."``).
+
+    Raises:
+        SettingsError: Names each wrong field, its value and what is allowed.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError(
+            "; ".join(_problem(model, item, where) for item in error.errors())
+        ) from None
+
+
+def _problem(model: type[BaseModel], item: Any, where: str) -> str:
+    field = where + ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        known = ", ".join(sorted(where + name for name in model.model_fields)) or "none"
+        return f"unknown setting {field!r}: known settings are {known}"
+    if item["type"] == "missing":
+        return f"setting {field!r} is missing: {item['msg']}"
+    message = item["msg"][:1].lower() + item["msg"][1:]
+    return f"setting {field!r} is {item['input']!r}: {message}"
