@@ -1,0 +1,203 @@
+"""Checked access to the fields of a Hugging Face ``config.json``.
+
+Every wrong or missing field becomes one `ConfigError` that names the file, the architecture,
+the field, its value and what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from costcache.errors import ConfigError
+
+__all__ = ["MAX_LAYERS", "Fields", "text_fields"]
+
+MAX_LAYERS = 4096
+"""More layers than this is a mistake in the file, and would only eat memory."""
+
+_MAX_DIMENSION = 2**40
+
+# Where multimodal configs keep their language model (LLaVA and most others, InternVL,
+# DeepSeek-VL, Qwen-Omni).
+_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+
+# Fields that published checkpoints of these families leave to the defaults of their
+# transformers class; google/gemma-3-4b-it, for one, does not state its head counts.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "cohere2": {"sliding_window_pattern": 4},
+    "falcon_mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
+    "gemma": {"head_dim": 256},
+    "gemma2": {"head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 2},
+    "gemma3_text": {
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262_208,
+    },
+    "gpt_bigcode": {"multi_query": True},
+    "gpt_oss": {"sliding_window_pattern": 2},
+    "mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
+    "mamba2": {"expand": 2, "conv_kernel": 4, "n_groups": 8, "state_size": 128},
+    "qwen3_5_moe_text": {"full_attention_interval": 4},
+    "qwen3_5_text": {"full_attention_interval": 4},
+    "qwen3_next": {"full_attention_interval": 4},
+}
+
+
+class Fields:
+    """The language model's part of a config, with typed getters.
+
+    A field that is absent or null counts as missing. ``source`` is the file's path, or
+    "config dict"; ``architecture`` is what the config calls itself.
+    """
+
+    def __init__(self, data: Mapping[str, Any], source: str, architecture: str) -> None:
+        self.data = data
+        self.source = source
+        self.architecture = architecture
+        model_type = data.get("model_type")
+        self.model_type = (
+            model_type if isinstance(model_type, str) and model_type else _snake(architecture)
+        )
+        self._defaults = _DEFAULTS.get(self.model_type, {})
+
+    def error(self, field: str, problem: str, fix: str) -> ConfigError:
+        """The error for ``field``: what is wrong with it, and what to do."""
+        return ConfigError(f"{self.source} ({self.architecture}): {field} {problem}; {fix}")
+
+    def get(self, *names: str) -> Any:
+        """The first of the named fields that is there, else the family's default, else None."""
+        return self._find(names)[1]
+
+    def has(self, *names: str) -> bool:
+        """True when one of the named fields is there and not null."""
+        return self.get(*names) is not None
+
+    def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """An integer field under any of ``names``; `ConfigError` when missing and no default."""
+        value = self.optional_integer(*names, least=least)
+        if value is not None:
+            return value
+        if default is not None:
+            return default
+        also = f" (also read as {', '.join(names[1:])})" if len(names) > 1 else ""
+        raise self.error(
+            names[0],
+            f"is missing{also}",
+            "add it to the config, use a preset, or build ModelSpec(layers=...) yourself",
+        )
+
+    def optional_integer(self, *names: str, least: int = 1) -> int | None:
+        """An integer field of at least ``least``, or None when it is missing."""
+        name, value = self._find(names)
+        if value is None:
+            return None
+        if type(value) is not int or not least <= value <= _MAX_DIMENSION:
+            raise self.error(
+                name, f"is {value!r}", f"it must be an integer of at least {least}: correct it"
+            )
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A true or false field."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if type(value) is not bool:
+            raise self.error(name, f"is {value!r}", "it must be true or false: correct it")
+        return value
+
+    def text(self, name: str) -> str | None:
+        """A string field, or None when it is missing."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.error(name, f"is {value!r}", "it must be a string: correct it")
+        return value
+
+    def strings(self, name: str, length: int | None = None) -> list[str] | None:
+        """A list of strings, one per layer where ``length`` is given; None when missing."""
+        return self._list(name, str, "strings", length)
+
+    def integers(self, name: str, length: int | None = None) -> list[int] | None:
+        """A list of integers, one per layer where ``length`` is given; None when missing."""
+        return self._list(name, int, "integers", length)
+
+    def nested(self, name: str) -> Fields | None:
+        """A dict-valued field as `Fields` of its own; None when missing."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(name, f"is {value!r}", "it must be an object: correct it")
+        return Fields(value, f"{self.source}: {name}", self.architecture)
+
+    def _list(self, name: str, kind: type, noun: str, length: int | None) -> list[Any] | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or any(type(item) is not kind for item in value):
+            raise self.error(name, f"is {value!r}", f"it must be a list of {noun}: correct it")
+        if length is not None and len(value) != length:
+            raise self.error(
+                name,
+                f"has {len(value)} entries for {length} layers",
+                "give one per layer, or correct the number of layers",
+            )
+        return list(value)
+
+    def _find(self, names: tuple[str, ...]) -> tuple[str, Any]:
+        for where in (self.data, self._defaults):
+            for name in names:
+                value = where.get(name)
+                if value is not None:
+                    return name, value
+        return names[0], None
+
+
+def text_fields(config: Mapping[str, Any], source: str) -> Fields:
+    """The fields of the language model in ``config``, nested or not.
+
+    Raises `ConfigError` where a nested part is not an object, or the architecture is unnamed.
+    """
+    architecture = _architecture(config, source)
+    part: Mapping[str, Any] = config
+    for _ in range(3):  # Qwen-Omni nests twice; more is no config that exists
+        name = next((name for name in _NESTED if part.get(name) is not None), None)
+        if name is None:
+            break
+        inner = part[name]
+        if not isinstance(inner, Mapping):
+            raise ConfigError(
+                f"{source} ({architecture}): {name} is {inner!r}; it must be an object: correct it"
+            )
+        part = inner
+    return Fields(part, source, architecture)
+
+
+def _architecture(config: Mapping[str, Any], source: str) -> str:
+    names = config.get("architectures")
+    if isinstance(names, list | tuple) and names and isinstance(names[0], str) and names[0]:
+        return names[0]
+    if names:
+        raise ConfigError(
+            f"{source}: architectures is {names!r}; it must be a list of names: correct it"
+        )
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type:
+        return model_type
+    if model_type is not None:
+        raise ConfigError(f"{source}: model_type is {model_type!r}; it must be a name: correct it")
+    raise ConfigError(
+        f"{source}: architectures and model_type are both missing; add one of them, "
+        "or check that this is a model's config.json"
+    )
+
+
+def _snake(architecture: str) -> str:
+    """``Qwen3NextForCausalLM`` to ``qwen3_next``, for configs that leave model_type out."""
+    stem = re.sub(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel|Model)$", "", architecture)
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()

@@ -1,0 +1,216 @@
+"""`ModelSpec`: the architecture facts that decide what a cached token costs."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self, TypeGuard
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+from costcache.errors import ConfigError
+from costcache.model.fields import Fields, text_fields
+from costcache.model.layers import (
+    AttentionLayer,
+    LatentAttention,
+    LayerSpec,
+    SlidingWindow,
+    StateSpace,
+)
+from costcache.model.params import active_params as count_active_params
+from costcache.model.presets import ALIASES, PRESETS
+from costcache.model.reading import read_model
+
+__all__ = ["ModelSpec"]
+
+
+def _layer_count(data: dict[str, Any]) -> int:
+    return len(data["layers"])
+
+
+def _layer_range(data: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(range(len(data["layers"])))
+
+
+def _is_attention(layer: LayerSpec) -> TypeGuard[AttentionLayer]:
+    return not isinstance(layer, StateSpace)
+
+
+class ModelSpec(BaseModel):
+    """A model's architecture: its layers in order, and how many parameters a token passes.
+
+    ``layers`` holds what keeps something per token or per sequence. ``layer_ids`` says which
+    numbered layer of the model each of them sits in (from 0): two share a number in Falcon-H1,
+    and some numbers are missing in Nemotron-H, whose feed-forward parts are layers of their
+    own. ``num_layers`` counts the numbered layers, which pipeline stages divide.
+
+    ``active_params`` are the parameters that one token passes through: the chosen and
+    shared experts and the output head included, the input embedding not.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    architecture: str
+    layers: tuple[LayerSpec, ...] = Field(min_length=1)
+    hidden_size: PositiveInt
+    vocab_size: PositiveInt
+    active_params: PositiveInt
+    num_layers: PositiveInt = Field(default_factory=_layer_count)
+    layer_ids: tuple[int, ...] = Field(default_factory=_layer_range)
+
+    @model_validator(mode="after")
+    def _check_layer_ids(self) -> Self:
+        if len(self.layer_ids) != len(self.layers):
+            raise ValueError(
+                f"layer_ids has {len(self.layer_ids)} entries for {len(self.layers)} layers; "
+                "give one per layer"
+            )
+        if any(not 0 <= index < self.num_layers for index in self.layer_ids):
+            raise ValueError(
+                f"layer_ids must lie in 0..{self.num_layers - 1} (num_layers is {self.num_layers})"
+            )
+        return self
+
+    @classmethod
+    def from_config(
+        cls,
+        config: str | os.PathLike[str] | Mapping[str, Any] | object,
+        name: str | None = None,
+        *,
+        active_params: int | None = None,
+    ) -> ModelSpec:
+        """Read a Hugging Face config: a file, a folder with config.json, a dict or an object.
+
+        An object is anything with ``to_dict()``, such as a transformers config. ``active_params``
+        overrides the count made from the config's dimensions. Raises `ConfigError`.
+        """
+        data, source, found = _load(config)
+        fields = text_fields(data, source)
+        if active_params is not None and (type(active_params) is not int or active_params < 1):
+            raise fields.error(
+                "active_params", f"is {active_params!r}", "it must be a positive integer"
+            )
+        model = read_model(fields)
+        return cls(
+            name=name or found or fields.architecture,
+            architecture=fields.architecture,
+            layers=tuple(model.layers),
+            hidden_size=fields.integer("hidden_size", "n_embd", "d_model"),
+            vocab_size=fields.integer("vocab_size"),
+            active_params=active_params or count_active_params(fields, model),
+            num_layers=len(model.blocks),
+            layer_ids=tuple(model.layer_ids),
+        )
+
+    @classmethod
+    def preset(cls, name: str) -> ModelSpec:
+        """A well-known model by name or alias, in any case, with or without its owner.
+
+        ``deepseek-v3``, ``deepseek-ai/DeepSeek-V3`` and ``DeepSeek-V3`` are one. Raises
+        `ConfigError` with close matches for a name that is no preset.
+        """
+        key = _preset_key(name)
+        if key is None:
+            raise ConfigError(f"{name!r} is no preset; {_suggestion(name)}")
+        return cls.from_config(PRESETS[key], name=key)
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """The names of all presets, sorted; aliases are not listed."""
+        return tuple(sorted(PRESETS))
+
+    @classmethod
+    def resolve(cls, name_or_path: str | os.PathLike[str]) -> ModelSpec:
+        """A preset by name, or else a config by path. Raises `ConfigError` where it is neither."""
+        text = os.fspath(name_or_path)
+        if Path(text).exists() or text.endswith(".json"):
+            return cls.from_config(text)
+        if _preset_key(text) is not None:
+            return cls.preset(text)
+        raise ConfigError(
+            f"{text!r} is neither a preset nor a file; {_suggestion(text)}, or give the path of "
+            "a config.json"
+        )
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        """The layers of attention of any kind, in order."""
+        return tuple(layer for layer in self.layers if _is_attention(layer))
+
+    @property
+    def state_layers(self) -> tuple[StateSpace, ...]:
+        """The recurrent layers, in order."""
+        return tuple(layer for layer in self.layers if isinstance(layer, StateSpace))
+
+    @property
+    def has_latent(self) -> bool:
+        """Some attention layer keeps latents."""
+        return any(isinstance(layer, LatentAttention) for layer in self.layers)
+
+    @property
+    def is_latent(self) -> bool:
+        """There are attention layers, and all of them keep latents."""
+        attention = self.attention_layers
+        return bool(attention) and all(isinstance(x, LatentAttention) for x in attention)
+
+    @property
+    def has_states(self) -> bool:
+        """Some layer keeps a state per sequence."""
+        return any(isinstance(layer, StateSpace) for layer in self.layers)
+
+    @property
+    def has_sliding_window(self) -> bool:
+        """Some attention layer slides."""
+        return any(isinstance(layer, SlidingWindow) for layer in self.layers)
+
+
+def _load(config: object) -> tuple[Mapping[str, Any], str, str | None]:
+    """The config as a mapping, what errors call it, and the model's name if it tells."""
+    if isinstance(config, str | os.PathLike):
+        return _load_file(Path(config))
+    source = "config dict"
+    if not isinstance(config, Mapping):
+        to_dict = getattr(config, "to_dict", None)
+        source = f"{type(config).__name__} object"
+        config = to_dict() if callable(to_dict) else None
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"{source}: cannot be read as a config; give a path, a dict, or a transformers config"
+        )
+    name = config.get("_name_or_path")
+    return config, source, name if isinstance(name, str) and name else None
+
+
+def _load_file(path: Path) -> tuple[Mapping[str, Any], str, str | None]:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file; give a config.json or its folder") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}); check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: is not JSON ({error}); give a model's config.json") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{file}: holds no JSON object; give a model's config.json")
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return data, str(file), name or None
+
+
+
+def _preset_key(name: str) -> str | None:
+    key = name.strip().lower().rsplit("/", 1)[-1]
+    key = ALIASES.get(key, key)
+    return key if key in PRESETS else None
+
+
+def _suggestion(name: str) -> str:
+    key = name.lower().rsplit("/", 1)[-1]
+    close = difflib.get_close_matches(key, [*PRESETS, *ALIASES], n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"presets are {', '.join(sorted(PRESETS))}"
