@@ -89,7 +89,7 @@ def test_keys_of_any_64_bit_ids_share_what_the_blocks_share(trace: Trace, page_s
     step = keys.bytes_per_page
     naive = naive_pages(trace, page_size)
     mine = [[bytes(key[at : at + step]) for at in range(0, len(key), step)] for key in keys]
-    seen = {}
+    seen: dict[object, bytes] = {}
     for pages, slices in zip(naive, mine, strict=True):
         assert len(pages) == len(slices)
         for page, piece in zip(pages, slices, strict=True):

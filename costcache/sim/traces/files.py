@@ -134,7 +134,7 @@ def open_output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 @contextlib.contextmanager
 def _compressed(stored: IO[bytes], suffix: str) -> Iterator[IO[bytes]]:
     if suffix == ".gz":
-        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=stored, mtime=0) as packed:
+        with gzip.GzipFile("", "wb", compresslevel=4, fileobj=stored, mtime=0) as packed:
             yield cast("IO[bytes]", packed)
     elif suffix == ".xz":
         with lzma.LZMAFile(stored, "wb", preset=1) as xz:
