@@ -298,6 +298,15 @@ def test_progress_on_standard_input_has_no_total(monkeypatch: pytest.MonkeyPatch
     assert calls == [(len(data), None)]
 
 
+def test_standard_input_is_named_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"{")))
+    with pytest.raises(TraceError, match="^standard input, line 1: is not JSON"):
+        load_trace("-")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
+    with pytest.raises(TraceError, match="^standard input: holds no request"):
+        load_trace("-")
+
+
 def odd_trace() -> Trace:
     """Times off the millisecond, ids of any 64 bits, a prompt without tokens."""
     return Trace(

@@ -16,7 +16,7 @@ from typing import IO, TypeAlias, cast
 
 from costcache.errors import TraceError
 
-__all__ = ["Progress", "open_output", "read_lines", "trace_name"]
+__all__ = ["Progress", "open_output", "read_lines", "shown", "trace_name"]
 
 Progress = Callable[[int, int | None], None]
 """Called now and then with the bytes read so far, as stored, and their total (None if unknown)."""
@@ -26,6 +26,11 @@ _Stored: TypeAlias = "io.BufferedReader[io.RawIOBase]"
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _BUFFER = 1 << 20
 _LINES_PER_REPORT = 256
+
+
+def shown(path: str | os.PathLike[str], stream: str = "standard input") -> str:
+    """What to call the file in an error."""
+    return stream if str(path) == "-" else str(path)
 
 
 def trace_name(path: str | os.PathLike[str]) -> str:
@@ -47,11 +52,11 @@ def read_lines(path: str | os.PathLike[str], progress: Progress | None = None) -
     Raises:
         TraceError: The file cannot be opened or read, is cut off, or is in an unknown compression.
     """
-    label = str(path)
+    label = shown(path)
     number = 0
     try:
         with contextlib.ExitStack() as stack:
-            if label == "-":
+            if str(path) == "-":
                 # A buffer of our own, so that any binary stream can be looked into; it must
                 # not close standard input when it goes.
                 stored: _Stored = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer), _BUFFER)
@@ -109,10 +114,10 @@ def open_output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     Raises:
         TraceError: The file cannot be written.
     """
-    label = str(path)
+    label = shown(path, "standard output")
     try:
         with contextlib.ExitStack() as stack:
-            if label == "-":
+            if str(path) == "-":
                 yield sys.stdout.buffer
                 sys.stdout.buffer.flush()
                 return

@@ -18,7 +18,7 @@ import numpy as np
 
 from costcache.errors import TraceError
 from costcache.sim.trace import Trace
-from costcache.sim.traces.files import Progress, open_output, read_lines, trace_name
+from costcache.sim.traces.files import Progress, open_output, read_lines, shown, trace_name
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "load_trace", "write_trace"]
 
@@ -67,7 +67,7 @@ def load_trace(
         TraceError: The file cannot be read, holds no request, or a line is malformed; names
             the file, the line, the field, its value and what belongs there.
     """
-    label = str(path)
+    label = shown(path)
     if block_size is not None and block_size < 1:
         raise TraceError(f"block size is {block_size}; give 1 token or more")
     decode = msgspec.json.Decoder(_Line).decode
