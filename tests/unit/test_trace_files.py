@@ -300,10 +300,10 @@ def test_progress_on_standard_input_has_no_total(monkeypatch: pytest.MonkeyPatch
 
 def test_standard_input_is_named_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"{")))
-    with pytest.raises(TraceError, match="^standard input, line 1: is not JSON"):
+    with pytest.raises(TraceError, match=r"^standard input, line 1: is not JSON"):
         load_trace("-")
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
-    with pytest.raises(TraceError, match="^standard input: holds no request"):
+    with pytest.raises(TraceError, match=r"^standard input: holds no request"):
         load_trace("-")
 
 
