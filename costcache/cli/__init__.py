@@ -1,0 +1,61 @@
+"""The command line: ``costcache COMMAND``. Commands are imported when they are used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from costcache._version import __version__
+from costcache.errors import CostcacheError
+
+__all__ = ["cli", "main"]
+
+COMMANDS = {
+    "models": "List the preset models and what a cached token of each costs.",
+    "plan": "Say how many tokens a memory budget can cache.",
+    "plugins": "List plugins and policies, and what failed to load.",
+    "simulate": "Replay a trace under many policies and capacities.",
+    "workload": "Generate a workload and write it as a trace.",
+}
+"""Each command lives in the module of its name."""
+
+
+class _Commands(click.Group):
+    """A group that imports a command's module only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"costcache.cli.{cmd_name}"), cmd_name)
+        return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CostcacheError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="costcache")
+def cli() -> None:
+    """Decide by cost what an LLM server keeps in its prefix (KV) cache."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        cli(prog_name="costcache")
+    except BrokenPipeError:  # `costcache ... | head` is no error
+        sys.stderr.close()
+        sys.exit(141)
