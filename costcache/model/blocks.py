@@ -52,9 +52,7 @@ def read_blocks(fields: Fields) -> list[Block]:
             )
         if "mlp" in named or "moe" in named or fields.model_type == "nemotron_h":
             # Nemotron-H: every entry is a mixer or a feed-forward part, never both.
-            return [
-                Block(_mixers(fields, name), _ffn_entry(name)) for name in named
-            ]
+            return [Block(_mixers(fields, name), _ffn_entry(name)) for name in named]
         mixers = [_mixers(fields, name) for name in named]
     else:
         count = fields.integer("num_hidden_layers", "n_layer", "n_layers")

@@ -60,9 +60,7 @@ class Fields:
         self.source = source
         self.architecture = architecture
         model_type = data.get("model_type")
-        self.model_type = (
-            model_type if isinstance(model_type, str) and model_type else _snake(architecture)
-        )
+        self.model_type = model_type if isinstance(model_type, str) and model_type else _snake(architecture)
         self._defaults = _DEFAULTS.get(self.model_type, {})
 
     def error(self, field: str, problem: str, fix: str) -> ConfigError:
@@ -97,9 +95,7 @@ class Fields:
         if value is None:
             return None
         if type(value) is not int or not least <= value <= _MAX_DIMENSION:
-            raise self.error(
-                name, f"is {value!r}", f"it must be an integer of at least {least}: correct it"
-            )
+            raise self.error(name, f"is {value!r}", f"it must be an integer of at least {least}: correct it")
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -183,9 +179,7 @@ def _architecture(config: Mapping[str, Any], source: str) -> str:
     if isinstance(names, list | tuple) and names and isinstance(names[0], str) and names[0]:
         return names[0]
     if names:
-        raise ConfigError(
-            f"{source}: architectures is {names!r}; it must be a list of names: correct it"
-        )
+        raise ConfigError(f"{source}: architectures is {names!r}; it must be a list of names: correct it")
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type:
         return model_type

@@ -20,9 +20,22 @@ from costcache.model.reading import ReadModel
 __all__ = ["active_params"]
 
 # Feed-forward parts of two matrices (up, down); all others are gated: three.
-_UNGATED = frozenset(
-    "bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj nemotron nemotron_h opt "
-    "persimmon phi starcoder2 xglm".split()
+_UNGATED = (
+    "bloom",
+    "codegen",
+    "falcon",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
+    "gpt_neox",
+    "gptj",
+    "nemotron",
+    "nemotron_h",
+    "opt",
+    "persimmon",
+    "phi",
+    "starcoder2",
+    "xglm",
 )
 
 
@@ -129,12 +142,8 @@ def _dense_width(fields: Fields, hidden: int) -> int:
 
 def _experts(fields: Fields, hidden: int) -> int:
     """One expert layer: the routed experts a token visits, the shared ones, and the router."""
-    routed = fields.integer(
-        "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"
-    )
-    chosen = fields.integer(
-        "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k"
-    )
+    routed = fields.integer("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+    chosen = fields.integer("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k")
     width = fields.integer("moe_intermediate_size", "intermediate_size")
     # Nemotron-H may run its routed experts in a narrower space.
     latent = fields.integer("moe_latent_size", default=hidden)

@@ -81,9 +81,7 @@ def read_model(fields: Fields) -> ReadModel:
             layers.append(made[key])
             layer_ids.append(index)
     if not layers:
-        raise fields.error(
-            "layer_types", "lists no attention or state layer", "correct the list of layers"
-        )
+        raise fields.error("layer_types", "lists no attention or state layer", "correct the list of layers")
     return ReadModel(blocks, layers, layer_ids)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeGuard
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from costcache.errors import ConfigError
-from costcache.model.fields import Fields, text_fields
+from costcache.model.fields import text_fields
 from costcache.model.layers import (
     AttentionLayer,
     LatentAttention,
@@ -91,9 +91,7 @@ class ModelSpec(BaseModel):
         data, source, found = _load(config)
         fields = text_fields(data, source)
         if active_params is not None and (type(active_params) is not int or active_params < 1):
-            raise fields.error(
-                "active_params", f"is {active_params!r}", "it must be a positive integer"
-            )
+            raise fields.error("active_params", f"is {active_params!r}", "it must be a positive integer")
         model = read_model(fields)
         return cls(
             name=name or found or fields.architecture,
@@ -132,8 +130,7 @@ class ModelSpec(BaseModel):
         if _preset_key(text) is not None:
             return cls.preset(text)
         raise ConfigError(
-            f"{text!r} is neither a preset nor a file; {_suggestion(text)}, or give the path of "
-            "a config.json"
+            f"{text!r} is neither a preset nor a file; {_suggestion(text)}, or give the path of a config.json"
         )
 
     @property
@@ -199,7 +196,6 @@ def _load_file(path: Path) -> tuple[Mapping[str, Any], str, str | None]:
         raise ConfigError(f"{file}: holds no JSON object; give a model's config.json")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return data, str(file), name or None
-
 
 
 def _preset_key(name: str) -> str | None:
