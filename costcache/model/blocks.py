@@ -35,6 +35,7 @@ _MIXERS: dict[str, tuple[Mixer, ...]] = {
 }
 _NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _PURE_STATE = ("falcon_mamba", "mamba", "mamba2")
+_STATE_FIELDS = ("linear_num_value_heads", "mamba_d_state", "mamba_n_heads", "mamba_num_heads")
 # Families whose sliding window is off unless use_sliding_window says so.
 _WINDOW_OPT_IN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
@@ -109,6 +110,12 @@ def _layer_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     attention = _attention_indices(fields, count)
     if attention is not None:
         return [("full",) if index in attention else ("state",) for index in range(count)]
+    if fields.has(*_STATE_FIELDS):
+        raise fields.error(
+            "layer_types",
+            "is missing, though the config describes state layers",
+            "add it: one of 'full_attention', 'linear_attention' or 'mamba' per layer",
+        )
     return _window_mixers(fields, count)
 
 

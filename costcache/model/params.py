@@ -131,7 +131,8 @@ def _dense_width(fields: Fields, hidden: int) -> int:
         if min(widths) < 1:
             raise fields.error("intermediate_size", f"holds {min(widths)}", "correct it")
         return sum(widths) // len(widths)
-    names = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    llama4 = ("intermediate_size_mlp",) if fields.has("intermediate_size_mlp") else ()
+    names = (*llama4, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     width = fields.integer(*names, default=4 * hidden if _matrices(fields) == 2 else None)
     if not fields.flag("block_auto_adjust_ff_dim"):
         return width

@@ -120,7 +120,7 @@ def _window(fields: Fields) -> int | None:
 def _attention_dims(fields: Fields, sliding: bool) -> tuple[int, int, int, int]:
     """Heads, KV heads, key and value width, of the sliding layers or of the full ones."""
     heads = fields.integer("num_attention_heads", "n_head", "n_heads")
-    head_dim = fields.optional_integer("head_dim", "attention_head_dim")
+    head_dim = fields.optional_integer("head_dim", "attention_head_dim", "kv_channels")
     if head_dim is None:
         hidden = fields.integer("hidden_size", "n_embd", "d_model")
         if hidden % heads:
