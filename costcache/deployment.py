@@ -36,8 +36,8 @@ class Deployment(BaseModel):
         state_dtype: What recurrent states are stored as; None for the model's own.
         page_size: Tokens per page of the KV pool.
         flops_per_second: Of one accelerator, dense, at the compute dtype. The default is the
-            peak of an H100 SXM in bf16 (989.4 TFLOP/s, NVIDIA's H100 data sheet, half of
-            its figure with sparsity); give a measured rate where you have one.
+            peak of an H100 SXM in bf16: 989.4 TFLOP/s (NVIDIA's H100 architecture white paper; the
+            data sheet's 1,979 is with sparsity). Give a measured rate where you have one.
         host_link_bytes_per_second: From host memory to one accelerator. The default is the peak of
             PCIe 5.0 x16 in one direction (64 GB/s; the H100 data sheet states 128 for both).
         disk_bytes_per_second: From disk to one accelerator; None where there is no disk tier.

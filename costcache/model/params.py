@@ -21,6 +21,8 @@ __all__ = ["active_params"]
 
 # Feed-forward parts of two matrices (up, down); all others are gated: three.
 _UNGATED = (
+    "apertus",
+    "arcee",
     "bloom",
     "codegen",
     "falcon",
