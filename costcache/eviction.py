@@ -6,6 +6,7 @@ min(shortfall, evictable) and never over what is evictable.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import operator
@@ -80,7 +81,6 @@ class Eviction:
         headroom: Units added by the free target.
         goal: Units that the pipeline set out to free: the adjusted count, at most what was evictable.
         freed: Units freed.
-        victims: Each victim, in the order of going.
         slots: The freed slots, int64 of shape [freed], where the cache that evicted has slots.
     """
 
@@ -90,13 +90,19 @@ class Eviction:
     headroom: int
     goal: int
     freed: int = 0
-    victims: list[Freed] = field(default_factory=list)
     slots: Any = None
+    # Plain tuples: most evictions are never looked at, and this is the hot path.
+    _victims: list[tuple[int, int, int, bool, int, int]] = field(default_factory=list)
+
+    @property
+    def victims(self) -> list[Freed]:
+        """Each victim, in the order of going."""
+        return [Freed._make(victim) for victim in self._victims]
 
     @property
     def trimmed(self) -> int:
         """Victims of which only the tail went."""
-        return sum(victim.trimmed for victim in self.victims)
+        return sum(victim[3] for victim in self._victims)
 
     def explain(self) -> str:
         """The eviction in one line of plain words."""
@@ -107,7 +113,7 @@ class Eviction:
             why += f", adjusted to {self.goal}"
         return (
             f"freed {self.freed} of pool {self.pool!r} for {why}: "
-            f"{len(self.victims)} victims by {self.policy!r}, {self.trimmed} trimmed"
+            f"{len(self._victims)} victims by {self.policy!r}, {self.trimmed} trimmed"
         )
 
 
@@ -189,39 +195,36 @@ class EvictionPipeline:
         counters.evictions += 1
         counters.shortfall += shortfall
         counters.evicted += eviction.freed
-        counters.victims += len(eviction.victims)
+        counters.victims += len(eviction._victims)
+        counters.trimmed += eviction.trimmed
         if eviction.freed < shortfall:
             counters.short += 1
         return eviction
 
     def _free(self, eviction: Eviction) -> None:
-        guard, take, goal, freed = self.guard, self.host.take, eviction.goal, 0
+        guard, take, goal, pool, freed = self.guard, self.host.take, eviction.goal, self.pool, 0
+        victims = eviction._victims
         deferred: dict[int, Victim] = {}
         locked = False
         while freed < goal:
-            victim = guard.next_victim(self.pool)
+            victim = guard.next_victim(pool)
             if victim is None:
                 if guard.fell_back or not self._left_out(deferred, locked):
                     break
                 guard.drop(f"it named no victim although {goal - freed} more units can go")
                 continue
             record = victim.record
-            if record.serial in deferred:
+            if deferred and record.serial in deferred:
                 if guard.fell_back:
                     break
-                guard.drop(
-                    f"it named node #{record.serial} again, which could not go in this eviction"
-                )
+                guard.drop(f"it named node #{record.serial} again, which could not go in this eviction")
                 continue
             end, uses, recency = record.depth + record.tokens, record.uses, record.recency
             got = take(victim, goal - freed)
             if got > 0:
                 freed += got
                 trimmed = record.parent is not None
-                self.counters.trimmed += trimmed
-                eviction.victims.append(
-                    Freed(record.serial, end - got, got, trimmed, uses, recency)
-                )
+                victims.append((record.serial, end - got, got, trimmed, uses, recency))
             elif got == NOT_A_LEAF:
                 guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")
             else:
@@ -240,9 +243,7 @@ class EvictionPipeline:
         if not deferred:
             return True  # evictable units are left, and nothing stood in the way
         # Only an order that names locked nodes is suspect: then it is worth a look at all of them.
-        return locked and any(
-            r.is_evictable and r.serial not in deferred for r in self.guard.records()
-        )
+        return locked and any(r.is_evictable and r.serial not in deferred for r in self.guard.records())
 
     def _headroom(self, state: PoolState) -> int:
         try:
@@ -250,10 +251,8 @@ class EvictionPipeline:
         except Exception as error:
             self._replaced("free_target", "raised", "0", error)
             return 0
-        if share == 0 and not isinstance(share, str):
-            return 0
-        if isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share < 1:
-            return math.ceil(share * state.capacity)
+        if isinstance(share, (float, int)) and share is not True and 0 <= share < 1:
+            return math.ceil(share * state.capacity) if share else 0
         self._replaced("free_target", f"answered {share!r}, not a share from 0.0 to below 1.0", "0")
         return 0
 
@@ -263,12 +262,11 @@ class EvictionPipeline:
         except Exception as error:
             self._replaced("adjust_eviction_count", "raised", "the request itself", error)
             return requested
-        try:
-            units = -1 if isinstance(count, bool) else operator.index(count)
-        except TypeError:
-            units = -1
-        if units == requested or requested < units <= state.capacity:
-            return units
+        if type(count) is not int:
+            with contextlib.suppress(TypeError):  # numpy's integers are welcome, True is not
+                count = -1 if isinstance(count, bool) else operator.index(count)
+        if type(count) is int and (count == requested or requested < count <= state.capacity):
+            return count
         self._replaced(
             "adjust_eviction_count",
             f"answered {count!r}, not an int from {requested} (requested) to {state.capacity} (capacity)",

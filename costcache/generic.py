@@ -40,9 +40,7 @@ def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> fl
 
 
 @hookimpl
-def adjust_eviction_count(
-    model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings
-) -> int:
+def adjust_eviction_count(model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings) -> int:
     """What is requested: exact shortfall is best."""
     return requested
 

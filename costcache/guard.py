@@ -55,9 +55,7 @@ class OrderGuard:
     finish: Callable[..., None] | None
     defer: Callable[..., None] | None
 
-    def __init__(
-        self, name: str, order: VictimOrder, records: Callable[[], Iterable[NodeRecord]]
-    ) -> None:
+    def __init__(self, name: str, order: VictimOrder, records: Callable[[], Iterable[NodeRecord]]) -> None:
         """Guard ``order``.
 
         Args:
@@ -106,9 +104,9 @@ class OrderGuard:
         self.order.load(self.records())
 
     def _guarded(self, handler: Callable[..., None]) -> Callable[..., None]:
-        def call(*args: Any) -> None:
+        def call(record: Any, *more: Any) -> None:
             try:
-                handler(*args)
+                handler(record, *more)
             except Exception as error:
                 # The cache is consistent before every event, so LRU can start from its records;
                 # they include what this event told.

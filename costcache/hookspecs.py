@@ -95,9 +95,7 @@ def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> fl
 
 
 @hookspec
-def adjust_eviction_count(
-    model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings
-) -> int:
+def adjust_eviction_count(model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings) -> int:
     """Say how much to evict, given how much is needed.
 
     Called at each eviction that has a shortfall, after ``free_target``. Without it, the answer is

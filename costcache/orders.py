@@ -53,10 +53,11 @@ class VictimOrder:
         """A request ended. What it made: ``request.end`` and its ancestors with its number as creator."""
 
     def next_victim(self, pool: str) -> Victim | None:
-        """Name the next victim of ``pool``, and forget it: an event brings it back.
+        """Name the next victim of ``pool``.
 
-        After this call the cache calls :meth:`remove`, :meth:`trim` or, for a victim that could
-        not be taken now, :meth:`defer`.
+        If the victim is taken, :meth:`remove` or :meth:`trim` follows before the next call. If neither
+        does, it cannot be taken now: do not name it again until :meth:`defer`, which comes at the
+        end of the eviction.
 
         Returns:
             An unlocked leaf (or, for states, a node with a state), or None when there is none.
@@ -97,6 +98,7 @@ class KeyedOrder(VictimOrder):
         # A record has one valid entry at most: the one whose key is in record.data.
         self._heap: list[tuple[Any, int, NodeRecord]] = []
         self._queued = 0
+        self._named: NodeRecord | None = None
         if not self.rises:
             # Bound per instance, so that a rising order does not pay for a call per touched node.
             for event in ("touch", "refresh"):
@@ -115,12 +117,11 @@ class KeyedOrder(VictimOrder):
         self._requeue(tail)  # its depth and tokens changed: its key may be lower now
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
-        if record.data is None:
-            self._push(record)
-        else:
-            self._requeue(record)
+        self._named = None
+        self._requeue(record)
 
     def remove(self, record: NodeRecord) -> None:
+        self._named = None
         if record.data is not None:
             record.data = None
             self._queued -= 1
@@ -134,31 +135,29 @@ class KeyedOrder(VictimOrder):
 
     def defer(self, victim: Victim) -> None:
         record = victim.record
+        if record is self._named:
+            self._named = None
         if record.data is None and record.is_evictable:
             self._push(record)
 
     def next_victim(self, pool: str) -> Victim | None:
-        heap = self._heap
+        heap, named = self._heap, self._named
         while heap:
             key, _, record = heap[0]
             if record.data is None or record.data != key:
                 heapq.heappop(heap)  # left over from an earlier place in the queue
-                continue
-            if record.live_children or record.locks:
-                heapq.heappop(heap)  # comes back when it is an unlocked leaf again
+            elif record.live_children or record.locks or record is named:
+                heapq.heappop(heap)  # comes back as an unlocked leaf again, or with defer
                 record.data = None
                 self._queued -= 1
-                continue
-            if self.rises:
-                current = self.key(record)
-                if current != key:
-                    record.data = current
-                    heapq.heapreplace(heap, (current, record.serial, record))
-                    continue
-            heapq.heappop(heap)
-            record.data = None
-            self._queued -= 1
-            return Victim(record)
+            elif self.rises and (current := self.key(record)) != key:
+                record.data = current
+                heapq.heapreplace(heap, (current, record.serial, record))
+            else:
+                # It stays in the heap: a trim leaves it in its place.
+                self._named = record
+                return Victim(record)
+        self._named = None
         return None
 
     def _push(self, record: NodeRecord) -> None:

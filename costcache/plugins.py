@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import logging
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -106,9 +107,7 @@ class Architecture:
             if settings.architecture:
                 read_settings(_NoArchitectureSettings, settings.architecture, "architecture.")
             return PoolSettings(settings.headroom)
-        return PoolSettings(
-            settings.headroom, read_settings(model, settings.architecture, "architecture.")
-        )
+        return PoolSettings(settings.headroom, read_settings(model, settings.architecture, "architecture."))
 
 
 class _NoArchitectureSettings(BaseModel, frozen=True, extra="forbid"):
@@ -255,7 +254,7 @@ class PluginManager:
 
     def _claim(self, name: str, model: ModelSpec) -> int | None:
         try:
-            claim: Any = self._bound(name, "match_model", lambda model: None)(model)
+            claim: Any = self._bound(name, "match_model", generic.match_model)(model)
         except Exception as error:
             self._failed(name, self._sources[name], f"match_model raised {error!r}")
             return None
@@ -271,9 +270,10 @@ class PluginManager:
             if impl.plugin is plugin:
                 names = tuple(inspect.signature(getattr(hookspecs, hook)).parameters)
                 if impl.argnames == names:
-                    return impl.function
+                    function: Callable[..., Any] = impl.function
+                    return function
                 picks = tuple(names.index(argument) for argument in impl.argnames)
-                return functools.partial(_call_with, impl.function, picks)
+                return _picking(impl.function, picks)
         return default
 
     # -- policy plugins ----------------------------------------------------------------------
@@ -293,9 +293,7 @@ class PluginManager:
             try:
                 chosen = architecture.default_policy(architecture.model) or DEFAULT_POLICY
             except Exception as error:
-                raise PluginError(
-                    f"plugin {architecture.name!r}: default_policy raised {error!r}"
-                ) from error
+                raise PluginError(f"plugin {architecture.name!r}: default_policy raised {error!r}") from error
         if chosen in self._policies:
             return chosen
         names = [hookspecs.PROJECT, *sorted(self._policies)]
@@ -323,9 +321,7 @@ class PluginManager:
         plugin, spec = self._policies[name]
         refusal = spec.supports(architecture.model)
         if refusal is not None:
-            raise PluginError(
-                f"policy {name!r} does not serve model {architecture.model.name!r}: {refusal}"
-            )
+            raise PluginError(f"policy {name!r} does not serve model {architecture.model.name!r}: {refusal}")
         values = read_settings(spec.settings, settings.policy_settings, "policy_settings.")
         try:
             return name, spec.make_order(cost, pools, values)
@@ -349,14 +345,16 @@ class PluginManager:
                 }
                 for name, (plugin, spec) in sorted(self._policies.items())
             ],
-            "failures": [
-                {"plugin": f.plugin, "source": f.source, "reason": f.reason} for f in self.failures
-            ],
+            "failures": [{"plugin": f.plugin, "source": f.source, "reason": f.reason} for f in self.failures],
         }
 
 
-def _call_with(function: Callable[..., Any], picks: tuple[int, ...], *arguments: Any) -> Any:
-    return function(*(arguments[i] for i in picks))
+def _picking(function: Callable[..., Any], picks: tuple[int, ...]) -> Callable[..., Any]:
+    """``function``, called with those of the hook's arguments that it takes."""
+    if len(picks) < 2:  # an itemgetter of one index does not return a tuple
+        return lambda *arguments: function(*(arguments[i] for i in picks))
+    pick = operator.itemgetter(*picks)
+    return lambda *arguments: function(*pick(arguments))
 
 
 @functools.cache

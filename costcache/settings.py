@@ -36,7 +36,8 @@ class Settings(BaseModel):
     trim: Literal["auto", "exact", "chunk", "off"] = Field(
         "auto",
         description="How the last victim of an eviction is cut: 'exact' frees only the pages needed, "
-        "'chunk' cuts at multiples of trim_chunk, 'off' frees whole nodes; 'auto' is exact where the tree allows it.",
+        "'chunk' cuts at multiples of trim_chunk, 'off' frees whole nodes; 'auto' is exact where "
+        "the tree allows it.",
     )
     trim_chunk: int = Field(2048, ge=1, description="Tokens per chunk when trim is 'chunk'.")
     architecture: dict[str, Any] = Field(
@@ -76,9 +77,7 @@ def read_settings(model: type[M], values: dict[str, Any], where: str = "") -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise SettingsError(
-            "; ".join(_problem(model, item, where) for item in error.errors())
-        ) from None
+        raise SettingsError("; ".join(_problem(model, item, where) for item in error.errors())) from None
 
 
 def _problem(model: type[BaseModel], item: Any, where: str) -> str:

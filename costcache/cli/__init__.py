@@ -26,16 +26,16 @@ COMMANDS = {
 class _Commands(click.Group):
     """A group that imports a command's module only when it is asked for."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 # click's signature
         return sorted(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 # as above
         if cmd_name not in COMMANDS:
             return None
         command = getattr(importlib.import_module(f"costcache.cli.{cmd_name}"), cmd_name)
         return command if isinstance(command, click.Command) else None
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 # as above
         with formatter.section("Commands"):
             formatter.write_dl(sorted(COMMANDS.items()))
 

@@ -63,9 +63,7 @@ def deployment_options(command: F) -> F:
     return command
 
 
-def deployment_of(
-    *, tp: int, dp_attention: int, pp: int, kv_dtype: str, page_size: int = 1
-) -> Deployment:
+def deployment_of(*, tp: int, dp_attention: int, pp: int, kv_dtype: str, page_size: int = 1) -> Deployment:
     """The deployment that the options describe.
 
     Raises:

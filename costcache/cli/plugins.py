@@ -41,7 +41,9 @@ def _print(found: dict[str, Any]) -> None:
         if "match_model" in plugin["hooks"]:
             architectures.add_row(plugin["name"], ", ".join(plugin["hooks"]), plugin["source"])
     out.print(architectures)
-    policies = Table("policy", "what goes first", "settings", "plugin", title="Policies", title_justify="left")
+    policies = Table(
+        "policy", "what goes first", "settings", "plugin", title="Policies", title_justify="left"
+    )
     for policy in found["policies"]:
         policies.add_row(
             policy["name"], policy["summary"], ", ".join(policy["settings"]) or "-", policy["plugin"]

@@ -31,7 +31,8 @@ __all__ = ["simulate"]
 
 
 @click.command(
-    epilog="Capacities: 5% (of the trace's distinct whole pages), 14054pages, 7195648tok, 50GB, 50GiB, unlimited."
+    epilog="Capacities: 5% (of the trace's distinct whole pages), 14054pages, 7195648tok, 50GB, 50GiB, "
+    "unlimited."
 )
 @click.argument("trace_path", metavar="TRACE")
 @model_option
@@ -53,9 +54,15 @@ __all__ = ["simulate"]
     metavar="SIZE[,SIZE...]",
     help="Pool sizes to replay, of KV memory on one rank.",
 )
-@click.option("--page-size", type=click.IntRange(min=1), help="Tokens per page.  [default: the trace's block size]")
-@click.option("--block-size", type=click.IntRange(min=1), help="Tokens per block id, where the trace does not say.")
-@click.option("--headroom", type=float, default=0.0, show_default=True, help="Share of the pool to leave free.")
+@click.option(
+    "--page-size", type=click.IntRange(min=1), help="Tokens per page.  [default: the trace's block size]"
+)
+@click.option(
+    "--block-size", type=click.IntRange(min=1), help="Tokens per block id, where the trace does not say."
+)
+@click.option(
+    "--headroom", type=float, default=0.0, show_default=True, help="Share of the pool to leave free."
+)
 @click.option(
     "--trim",
     type=click.Choice(["auto", "exact", "chunk", "off"]),
@@ -94,9 +101,9 @@ def simulate(
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
     from costcache.settings import Settings, read_settings
-    from costcache.sim.capacity import parse_capacity
     from costcache.sim.replay import replay
     from costcache.sim.traces import load_trace
+    from costcache.sizes import parse_capacity
 
     names, sizes = split_commas(policies), [parse_capacity(s) for s in split_commas(capacities)]
     own = _settings(assignments, names)
@@ -190,9 +197,7 @@ def _settings(assignments: tuple[str, ...], policies: list[str]) -> dict[str, di
     return own
 
 
-def _print(
-    trace: Trace, model: str, page_size: int, distinct: int, ideal: float, runs: list[Run]
-) -> None:
+def _print(trace: Trace, model: str, page_size: int, distinct: int, ideal: float, runs: list[Run]) -> None:
     from rich.table import Table
 
     out = console()
@@ -236,7 +241,8 @@ def _print(
             out.print(f"policy {run.policy!r} failed at {run.capacity} and was replaced by lru", markup=False)
         if run.oversized_requests:
             out.print(
-                f"{run.oversized_requests:,} requests are longer than the pool of {run.capacity} ({run.policy})",
+                f"{run.oversized_requests:,} requests are longer than the pool of {run.capacity} "
+                f"({run.policy})",
                 markup=False,
             )
 
@@ -277,5 +283,3 @@ class _Task:
         """Take the line away."""
         if self._bar is not None and self._id is not None:
             self._bar.remove_task(self._id)
-
-

@@ -25,9 +25,7 @@ __all__ = ["workload"]
     metavar="FIELD=VALUE",
     help="Change a parameter, such as user.median=300; repeat for more.",
 )
-def workload(
-    name: str, out: str, requests: int | None, seed: int | None, overrides: tuple[str, ...]
-) -> None:
+def workload(name: str, out: str, requests: int | None, seed: int | None, overrides: tuple[str, ...]) -> None:
     """Generate a workload and write it as a trace, in Mooncake's form.
 
     NAME is agentic, chat, few-shot, multi-turn or random.

@@ -18,7 +18,7 @@ from costcache.cost.layers import (
     state_bytes,
 )
 from costcache.cost.model import CostModel
-from costcache.cost.token import CostTerm, TokenCost, compression_ratio, token_cost
+from costcache.cost.token import CostTerm, TokenCost, token_cost
 
 __all__ = [
     "AttentionFlops",
@@ -29,7 +29,6 @@ __all__ = [
     "TokenCost",
     "attention_flops",
     "attention_kv_bytes",
-    "compression_ratio",
     "decompressed_latent_bytes",
     "latent_kv_bytes",
     "layer_bytes",

@@ -10,7 +10,7 @@ from costcache.cost.layers import LayerBytes, Pool, decompressed_latent_bytes, l
 from costcache.deployment import Deployment
 from costcache.model import LatentAttention, LayerSpec, ModelSpec
 
-__all__ = ["CostTerm", "TokenCost", "compression_ratio", "token_cost"]
+__all__ = ["CostTerm", "TokenCost", "token_cost"]
 
 
 class CostTerm(BaseModel):
@@ -53,14 +53,6 @@ class TokenCost(BaseModel):
     terms: tuple[CostTerm, ...] = ()
 
 
-def compression_ratio(spec: ModelSpec) -> float:
-    """Decompressed over latent values per token, over the latent layers; 1.0 without any."""
-    latent = [layer for layer in spec.layers if isinstance(layer, LatentAttention)]
-    if not latent:
-        return 1.0
-    return sum(x.decompressed_dim for x in latent) / sum(x.latent_dim for x in latent)
-
-
 def token_cost(spec: ModelSpec, deployment: Deployment) -> TokenCost:
     """What a token and a state of ``spec`` hold on the rank that holds most, in bytes.
 
@@ -85,7 +77,7 @@ def token_cost(spec: ModelSpec, deployment: Deployment) -> TokenCost:
         kv_bytes=totals["kv"],
         swa_bytes=totals["swa"],
         state_bytes=totals["state"],
-        compression_ratio=compression_ratio(spec),
+        compression_ratio=spec.compression_ratio,
         decompressed_kv_bytes=max(
             sum(_decompressed(layer, held[layer], deployment) for layer in stage["kv"]) for stage in stages
         ),

@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeGuard
 
@@ -153,6 +154,14 @@ class ModelSpec(BaseModel):
         """There are attention layers, and all of them keep latents."""
         attention = self.attention_layers
         return bool(attention) and all(isinstance(x, LatentAttention) for x in attention)
+
+    @cached_property
+    def compression_ratio(self) -> float:
+        """Decompressed over latent values per token, over the latent layers; 1.0 without any."""
+        latent = [layer for layer in self.layers if isinstance(layer, LatentAttention)]
+        if not latent:
+            return 1.0
+        return sum(x.decompressed_dim for x in latent) / sum(x.latent_dim for x in latent)
 
     @property
     def has_states(self) -> bool:

@@ -19,8 +19,4 @@ class FIFO(KeyedOrder):
 
 @hookimpl
 def policies() -> dict[str, PolicySpec]:
-    return {
-        "fifo": PolicySpec(
-            lambda cost, pools, settings: FIFO(), "Oldest first, however often used."
-        )
-    }
+    return {"fifo": PolicySpec(lambda cost, pools, settings: FIFO(), "Oldest first, however often used.")}

@@ -19,8 +19,4 @@ class FILO(KeyedOrder):
 
 @hookimpl
 def policies() -> dict[str, PolicySpec]:
-    return {
-        "filo": PolicySpec(
-            lambda cost, pools, settings: FILO(), "Newest first, however often used."
-        )
-    }
+    return {"filo": PolicySpec(lambda cost, pools, settings: FILO(), "Newest first, however often used.")}

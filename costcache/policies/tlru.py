@@ -20,15 +20,11 @@ class TLRUSettings(BaseModel):
     threshold: int = Field(
         0, ge=0, description="Uncached tokens of a next turn that still meet the latency goal."
     )
-    next_prompt_estimate: int = Field(
-        0, ge=0, description="Tokens that a next turn is expected to add."
-    )
+    next_prompt_estimate: int = Field(0, ge=0, description="Tokens that a next turn is expected to add.")
 
     @model_validator(mode="after")
     def _threshold_above_estimate(self) -> TLRUSettings:
-        if (
-            self.threshold or self.next_prompt_estimate
-        ) and self.threshold <= self.next_prompt_estimate:
+        if (self.threshold or self.next_prompt_estimate) and self.threshold <= self.next_prompt_estimate:
             raise ValueError(
                 f"threshold ({self.threshold}) must be above next_prompt_estimate "
                 f"({self.next_prompt_estimate}): otherwise no tail may go"

@@ -185,8 +185,7 @@ class RadixCache:
             deployment = Deployment(page_size=page_size)
         elif deployment.page_size != page_size:
             raise ValueError(
-                f"page_size is {page_size} but deployment.page_size is {deployment.page_size}: "
-                "give the same"
+                f"page_size is {page_size} but deployment.page_size is {deployment.page_size}: give the same"
             )
         spec = ModelSpec.resolve(model) if isinstance(model, str) else model
         self.model = spec
@@ -501,14 +500,12 @@ class RadixCache:
     def pretty(self) -> str:
         """The tree as text, one node a line, for people."""
         guard, pool = self._store.guard, self._pool
-        lines = [
-            f"RadixCache({self.model.name}, plugin {self.plugin}, policy {guard.name}): "
-            f"{pool.cached} cached + {pool.held} held + {pool.free} free = {pool.capacity} slots"
-        ]
+        top = f"RadixCache({self.model.name}, plugin {self.plugin}, policy {guard.name}): "
+        top += f"{pool.cached} cached + {pool.held} held + {pool.free} free = {pool.capacity} slots"
+        lines = [top]
         for namespace, root in self._tree.roots.items():
             lines.append("/".join(part or "-" for part in namespace))
-            top = _height(root)
-            lines.extend("  " * (_height(node) - top) + _line(node) for node in root.walk())
+            lines.extend("  " * _height(node) + _line(node) for node in root.walk())
         return "\n".join(lines)
 
     __str__ = pretty

@@ -43,4 +43,4 @@ def as_key(tokens: NDArray[np.int64], page_size: int) -> memoryview:
     whole = tokens.size - tokens.size % page_size
     if not whole:
         return memoryview(b"")  # an empty array cannot be cast
-    return memoryview(tokens[:whole] if whole != tokens.size else tokens).cast("B")
+    return (tokens[:whole] if whole != tokens.size else tokens).data.cast("B")

@@ -22,11 +22,12 @@ class Node(NodeRecord):
             bytearray, since that compares with any buffer at memory speed and shrinks in place.
         slots: Slots of the node's tokens, int64 of shape [tokens]; None in a tree that only counts.
         children: Child nodes by the bytes of their first page.
+        edge: Bytes of the first page: the node's name among its parent's children.
         holds: Locks on this very node, which ``locks`` includes.
         hashes: Hash of the prefix up to each page; None unless somebody observes the cache.
     """
 
-    __slots__ = ("children", "hashes", "holds", "key", "slots")
+    __slots__ = ("children", "edge", "hashes", "holds", "key", "slots")
 
     parent: Node | None
 
@@ -36,10 +37,12 @@ class Node(NodeRecord):
         parent: Node | None,
         tokens: int,
         depth: int,
+        edge: bytes,
         key: bytearray,
         slots: NDArray[np.int64] | None,
     ) -> None:
-        super().__init__(serial, parent, tokens, depth)
+        NodeRecord.__init__(self, serial, parent, tokens, depth)
+        self.edge = edge
         self.key = key
         self.slots = slots
         self.children: dict[bytes, Node] = {}
@@ -70,5 +73,5 @@ class Root(Node):
     __slots__ = ("namespace",)
 
     def __init__(self, serial: int, namespace: tuple[str | None, ...]) -> None:
-        super().__init__(serial, None, 0, 0, bytearray(), None)
+        super().__init__(serial, None, 0, 0, b"", bytearray(), None)
         self.namespace = namespace

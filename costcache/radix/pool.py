@@ -30,8 +30,13 @@ class SlotPool:
         self._state: NDArray[np.int32] = np.empty(self.capacity, np.int32)
         self._positions = np.arange(self.capacity, dtype=np.int32)
         self._offsets = np.arange(page_size)
+        self.free = self.capacity
+        self.cached = 0
         # A stack of wholly free pages. It is stale once callers name free slots themselves or free
         # parts of pages; it is made afresh when slots are next allocated.
+        self._stack: NDArray[np.int64]
+        self._top = 0
+        self._stale = False
         self.reset()
 
     @property
@@ -74,6 +79,8 @@ class SlotPool:
         size, state = slots.size, self._state
         if not size:
             return
+        if size > self.capacity:
+            raise ValueError(f"there are {size} slots, and the pool has {self.capacity}")
         # As unsigned, a negative slot is a huge one: one comparison checks both ends.
         if slots.view(np.uint64).max() >= self.capacity:
             wrong = slots[(slots < 0) | (slots >= self.capacity)][0]
@@ -88,10 +95,7 @@ class SlotPool:
             state[slots] = before
             values, counts = np.unique(slots, return_counts=True)
             raise ValueError(f"slot {values[counts > 1][0]} is named twice in one insert")
-        if highest == HELD and before.min() == HELD:
-            named = 0
-        else:
-            named = int(np.count_nonzero(before == FREE))
+        named = 0 if highest == HELD else int(np.count_nonzero(before == FREE))
         self._stale |= named > 0
         self.free -= named
         self.cached += size

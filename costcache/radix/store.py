@@ -87,14 +87,13 @@ class PrefixStore:
             "off": 0,
         }[settings.trim]
         pool_settings = architecture.pool_settings(settings)
+        free_target, adjust = architecture.free_target, architecture.adjust_eviction_count
         self._make_guard()
         self.pipeline = EvictionPipeline(
             self,
             self.guard,
-            lambda pool: architecture.free_target(model, pool, pool_settings),
-            lambda pool, requested: architecture.adjust_eviction_count(
-                model, pool, requested, pool_settings
-            ),
+            lambda pool: free_target(model, pool, pool_settings),
+            lambda pool, requested: adjust(model, pool, requested, pool_settings),
             plugin=architecture.name,
         )
 

@@ -54,7 +54,11 @@ class RadixTree:
 
     def root(self, namespace: tuple[str | None, ...]) -> Root:
         """The root of a namespace. A new one joins the tree with its first node."""
-        return self.roots.get(namespace) or Root(self._next(), namespace)
+        root = self.roots.get(namespace)
+        if root is None:
+            self._serial += 1
+            root = Root(self._serial, namespace)
+        return root
 
     def records(self) -> list[Node]:
         """All nodes, in order of creation."""
@@ -65,7 +69,7 @@ class RadixTree:
         for root in self.roots.values():
             yield from root.walk()
 
-    def match(self, root: Node, key: memoryview, request: RequestRecord) -> Node:
+    def match(self, root: Node, key: bytes | memoryview, request: RequestRecord) -> Node:
         """Walk down from ``root`` as far as ``key`` matches, and touch what it matches.
 
         A match that ends inside a node splits it: the part that was used and the part that was not
@@ -89,7 +93,7 @@ class RadixTree:
                 break
             part = child.key
             end = at + len(part)
-            if end <= size and part == key[at:end]:
+            if end <= size and part == key[at:end]:  # type: ignore[comparison-overlap] # any buffer
                 node = child
             else:
                 pages = shared_pages(part, key[at : min(end, size)], page_bytes)
@@ -109,7 +113,7 @@ class RadixTree:
     def append(
         self,
         parent: Node,
-        key: memoryview,
+        key: bytes | memoryview,
         slots: NDArray[np.int64] | None,
         request: RequestRecord,
         priority: int = 0,
@@ -125,12 +129,12 @@ class RadixTree:
         """
         clock = self.clock
         tokens = len(key) // self.page_bytes * self.page_size
-        node = Node(
-            self._next(), parent, tokens, parent.depth + parent.tokens, bytearray(key), slots
-        )
+        edge, depth = bytes(key[: self.page_bytes]), parent.depth + parent.tokens
+        self._serial += 1
+        node = Node(self._serial, parent, tokens, depth, edge, bytearray(key), slots)
         if not parent.children and isinstance(parent, Root):
             self.roots[parent.namespace] = parent
-        parent.children[bytes(key[: self.page_bytes])] = node
+        parent.children[edge] = node
         parent.live_children += 1
         node.uses = 1
         node.last_use = clock.now
@@ -153,19 +157,22 @@ class RadixTree:
         """
         parent = _parent(node)
         cut = tokens // self.page_size * self.page_bytes
-        first, slots = bytes(node.key[: self.page_bytes]), node.slots
+        slots = node.slots
+        self._serial += 1
         prefix = Node(
-            self._next(),
+            self._serial,
             parent,
             tokens,
             node.depth,
+            node.edge,
             node.key[:cut],
             None if slots is None else slots[:tokens],
         )
         prefix.inherit(node)
         prefix.bytes = tokens * self.token_bytes
-        parent.children[first] = prefix
+        parent.children[node.edge] = prefix
         node.key = node.key[cut:]
+        node.edge = bytes(node.key[: self.page_bytes])
         if slots is not None:
             node.slots = slots[tokens:]
         if node.hashes is not None:
@@ -175,7 +182,7 @@ class RadixTree:
         node.depth += tokens
         node.tokens -= tokens
         node.bytes -= prefix.bytes
-        prefix.children[bytes(node.key[: self.page_bytes])] = node
+        prefix.children[node.edge] = node
         prefix.live_children = 1
         prefix.locks = 1 if node.locks else 0
         self.nodes += 1
@@ -202,7 +209,7 @@ class RadixTree:
     def remove(self, node: Node) -> NDArray[np.int64] | None:
         """Take an unlocked leaf out of the tree; return its slots."""
         parent = _parent(node)
-        del parent.children[bytes(node.key[: self.page_bytes])]
+        del parent.children[node.edge]
         parent.live_children -= 1
         self.cached -= node.tokens
         self.nodes -= 1
@@ -267,12 +274,8 @@ class RadixTree:
         self.roots.clear()
         self.cached = self.protected = self.nodes = 0
 
-    def _next(self) -> int:
-        self._serial += 1
-        return self._serial
 
-
-def shared_pages(a: bytearray, b: memoryview, page_bytes: int) -> int:
+def shared_pages(a: bytearray, b: bytes | memoryview, page_bytes: int) -> int:
     """Whole pages that ``a`` and ``b`` have in common at their start.
 
     Bisects with memory comparisons: each byte is compared about once, in O(log pages) steps.
@@ -281,7 +284,7 @@ def shared_pages(a: bytearray, b: memoryview, page_bytes: int) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         start, stop = low * page_bytes, middle * page_bytes
-        if a[start:stop] == b[start:stop]:
+        if a[start:stop] == b[start:stop]:  # type: ignore[comparison-overlap] # any buffer
             low = middle
         else:
             high = middle - 1

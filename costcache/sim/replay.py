@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costcache.radix.store import PrefixStore
-from costcache.records import RequestInfo
+from costcache.records import RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
     from costcache.cost import CostModel
@@ -150,8 +150,8 @@ def _replay(
 ) -> tuple[NDArray[np.int64], float]:
     """Matched tokens of each request, and the seconds that it took."""
     tree, capacity = store.tree, store.capacity
-    match, append, fit, begin, root_of = tree.match, tree.append, store.fit, store.request, tree.root
-    advance = tree.clock.advance
+    match, append, fit, root_of, clock = tree.match, tree.append, store.fit, tree.root, tree.clock
+    begin, namespace = clock.begin, ()
     page_size, page_bytes = tree.page_size, tree.page_bytes
     times, whole, outputs = (
         trace.timestamps.tolist(),
@@ -161,10 +161,11 @@ def _replay(
     matched: list[int] = []
     done = 0
     started = time.perf_counter()
-    for i, key in enumerate(keys):
-        advance(times[i])
-        request = begin()
-        node = match(root_of(()), key, request)
+    for i, view in enumerate(keys):
+        key = bytes(view)  # slices of bytes are cheaper than slices of a view
+        clock.advance(times[i])
+        request = RequestRecord(begin(), clock.now)
+        node = match(root_of(namespace), key, request)
         found = node.depth + node.tokens
         matched.append(found)
         tokens = whole[i]

@@ -29,15 +29,15 @@ def token_cost(model: ModelSpec, deployment: Deployment) -> TokenCost:
 
 
 @hookimpl
-def free_target(settings: PoolSettings) -> float:
+def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> float:
     """The headroom as it is set; 0.0 by default, since free space caches nothing."""
     return settings.headroom
 
 
 @hookimpl
-def adjust_eviction_count(pool: PoolState, requested: int) -> int:
+def adjust_eviction_count(model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings) -> int:
     """What is requested, in whole pages: within one pool of slots, counting tokens is exact."""
-    return min(-(-requested // pool.page_size) * pool.page_size, max(pool.capacity, requested))
+    return min(requested + -requested % pool.page_size, max(pool.capacity, requested))
 
 
 @hookimpl

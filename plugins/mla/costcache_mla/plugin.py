@@ -60,13 +60,13 @@ def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> fl
 
 
 @hookimpl
-def adjust_eviction_count(pool: PoolState, requested: int) -> int:
+def adjust_eviction_count(model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings) -> int:
     """What is requested, in whole pages.
 
     A pool of slots counts tokens, and its slots are sized in latent bytes already: scaling the
     count by the compression ratio would free too little, and the allocation could fail.
     """
-    return min(-(-requested // pool.page_size) * pool.page_size, max(pool.capacity, requested))
+    return min(requested + -requested % pool.page_size, max(pool.capacity, requested))
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Pool sizes as people write them: ``5%``, ``14054pages``, ``7195648tok``, ``50GB``, ``unlimited``."""
+"""Sizes as people write them: ``5%``, ``14054pages``, ``7195648tok``, ``50GB``, ``unlimited``."""
 
 from __future__ import annotations
 

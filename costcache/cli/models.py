@@ -1,0 +1,73 @@
+"""``costcache models``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from costcache.cli.options import console, deployment_of, deployment_options, echo_json, json_option
+from costcache.errors import SettingsError
+
+__all__ = ["models"]
+
+
+@click.command()
+@deployment_options
+@json_option
+def models(as_json: bool, tp: int, dp_attention: int, pp: int, kv_dtype: str) -> None:
+    """List the preset models and what a cached token of each costs, on one rank."""
+    from rich.table import Table
+
+    from costcache.model import ModelSpec
+    from costcache.plugins import get_plugins
+
+    served = deployment_of(tp=tp, dp_attention=dp_attention, pp=pp, kv_dtype=kv_dtype)
+    plugins = get_plugins()
+    rows: list[dict[str, Any]] = []
+    for name in ModelSpec.presets():
+        spec = ModelSpec.preset(name)
+        architecture = plugins.match(spec)
+        row: dict[str, Any] = {
+            "name": name,
+            "architecture": spec.architecture,
+            "plugin": architecture.name,
+            "layers": spec.num_layers,
+            "active_params": spec.active_params,
+        }
+        try:
+            cost = architecture.cost(served)
+        except SettingsError as error:
+            rows.append({**row, "error": str(error)})
+            continue
+        rows.append(
+            {
+                **row,
+                "kv_bytes_per_token": cost.token.kv_bytes,
+                "swa_bytes_per_token": cost.token.swa_bytes,
+                "state_bytes": cost.token.state_bytes,
+                "compression_ratio": cost.token.compression_ratio,
+                "crossover_tokens": cost.crossover_tokens,
+            }
+        )
+    if as_json:
+        echo_json({"deployment": served.model_dump(mode="json"), "models": rows})
+        return
+    table = Table("model", "plugin", title=f"{kv_dtype}, tp {tp}, pp {pp}", title_justify="left")
+    for heading in ("layers", "active params", "KV B/token", "state B", "ratio", "L* tokens"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["name"], row["plugin"], str(row["layers"]), "", row["error"])
+            continue
+        table.add_row(
+            row["name"],
+            row["plugin"],
+            str(row["layers"]),
+            f"{row['active_params'] / 1e9:.1f} B",
+            f"{row['kv_bytes_per_token']:,}",
+            f"{row['state_bytes']:,}" if row["state_bytes"] else "-",
+            f"{row['compression_ratio']:.1f}",
+            f"{row['crossover_tokens']:,.0f}",
+        )
+    console().print(table)
