@@ -1,0 +1,74 @@
+"""Tests against real SGLang classes, on CPU. Without SGLang every file here is skipped, saying why."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SUPPORTED = "0.5.23"
+
+
+def _missing() -> str | None:
+    """Why these tests cannot run here, or None."""
+    for name in ("torch", "sglang"):
+        if importlib.util.find_spec(name) is None:
+            return f"{name} is not installed: `make test-sglang` makes an environment that has it"
+    found = version("sglang")
+    if found != SUPPORTED:
+        return f"sglang {found} is installed, and these tests are for {SUPPORTED}"
+    return None
+
+
+WHY = _missing()
+if WHY is None:
+    sys.path.insert(0, str(HERE.parent.parent))
+    # What other packages deprecate is not ours to fix, and pytest makes warnings errors here.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # What torchvision needs must be defined before SGLang imports it.
+        importlib.import_module("tests.sglang.shims.torchvision_ops")
+        importlib.import_module("sglang.srt.mem_cache.unified_radix_cache")  # 6 s, once
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "engine: starts real Engines, half a minute each")
+
+
+def pytest_report_header() -> str | None:
+    return None if WHY is None else f"tests/sglang: all skipped: {WHY}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Without SGLang: one skip in place of a file that cannot be imported."""
+    if WHY is not None and HERE in module_path.parents:
+        return _SkippedFile.from_parent(parent, path=module_path)
+    return None
+
+
+class _SkippedFile(pytest.File):
+    def collect(self) -> Iterator[pytest.Item]:
+        yield _SkippedItem.from_parent(self, name="all")
+
+
+class _SkippedItem(pytest.Item):
+    def runtest(self) -> None:
+        pytest.skip(WHY or "")
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, 0, self.path.name
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::FutureWarning"))

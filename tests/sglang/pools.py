@@ -1,0 +1,197 @@
+"""Real SGLang pools, allocators and caches on CPU, small enough to fill in a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import (
+    HybridLinearKVPool,
+    HybridReqToTokenPool,
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+    ReqToTokenPool,
+)
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import publish, reset_context
+from sglang.srt.server_args import ServerArgs
+
+Kind = Literal["mha", "mla", "mamba", "mla_mamba", "swa"]
+KINDS: tuple[Kind, ...] = ("mha", "mla", "mamba", "mla_mamba", "swa")
+
+DTYPE = torch.bfloat16
+LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 8}
+HEADS = {"head_num": 1, "head_dim": 8}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What to build.
+
+    Attributes:
+        kind: Attention kind: mha and mla have one pool; mamba and mla_mamba add state slots; swa
+            adds a pool for the sliding-window layers.
+        page_size: Tokens per page.
+        tokens: KV slots.
+        states: State slots (mamba kinds).
+        window: Sliding window, in tokens, and its pool's slots (swa).
+        requests: Requests that can run at once.
+        core: Tree core: "python", "rust", or the name of a registered one.
+        hicache: Write policy of a host tier, or None for no host tier.
+        params: More arguments for CacheInitParams.
+    """
+
+    kind: Kind = "mha"
+    page_size: int = 1
+    tokens: int = 4096
+    states: int = 24
+    window: int = 64
+    window_tokens: int | None = None
+    requests: int = 8
+    context: int = 16384
+    core: str = "python"
+    hicache: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_states(self) -> bool:
+        return self.kind in ("mamba", "mla_mamba")
+
+    @property
+    def components(self) -> tuple[ComponentType, ...]:
+        if self.has_states:
+            return (ComponentType.FULL, ComponentType.MAMBA)
+        if self.kind == "swa":
+            return (ComponentType.FULL, ComponentType.SWA)
+        return (ComponentType.FULL,)
+
+    @property
+    def extra_buffer(self) -> bool:
+        """Whether states are kept at chunk ends too; without it stock allows page 1 only."""
+        return self.has_states and self.page_size > 1
+
+
+def publish_args(shape: Shape, **overrides: Any) -> ServerArgs:
+    """Give this process the configuration that the classes look up."""
+    reset_context()
+    if shape.hicache is not None:
+        overrides = {
+            "enable_hierarchical_cache": True,
+            "hicache_ratio": 2.0,
+            "hicache_write_policy": shape.hicache,
+            "hicache_io_backend": "direct",
+            # State pools exist in this layout only.
+            "hicache_mem_layout": "page_first_direct" if shape.has_states else "layer_first",
+            **overrides,
+        }
+    args = ServerArgs(model_path="dummy", device="cpu", **overrides)
+    args._mamba_cache_chunk_size = 64  # else it is looked up in the dummy model's config
+    publish(args, role="tokenizer")
+    return args
+
+
+def pools(shape: Shape) -> tuple[Any, Any]:
+    """The request pool and the KV allocator."""
+    memory = {"device": "cpu", "enable_memory_saver": False}
+    layers = [0, 1]
+    if shape.has_states:
+        state = Mamba2StateShape.create(
+            tp_world_size=1,
+            intermediate_size=32,
+            n_groups=1,
+            num_heads=2,
+            head_dim=16,
+            state_size=16,
+            conv_kernel=4,
+        )
+        linear = [0, 2]
+        requests: Any = HybridReqToTokenPool(
+            size=shape.requests,
+            mamba_size=shape.states,
+            mamba_spec_state_size=shape.requests,
+            max_context_len=shape.context,
+            cache_params=Mamba2CacheParams(shape=state, layers=linear),
+            mamba_layer_ids=linear,
+            enable_mamba_extra_buffer=shape.extra_buffer,
+            **memory,
+        )
+        kv: Any = HybridLinearKVPool(
+            size=shape.tokens,
+            dtype=DTYPE,
+            page_size=shape.page_size,
+            full_attention_layer_ids=[1, 3],
+            device="cpu",
+            mamba_pool=requests.mamba_pool,
+            use_mla=shape.kind == "mla_mamba",
+            **HEADS,
+            **(LATENT if shape.kind == "mla_mamba" else {}),
+        )
+    else:
+        requests = ReqToTokenPool(size=shape.requests, max_context_len=shape.context, **memory)
+        common = {"size": shape.tokens, "page_size": shape.page_size, "dtype": DTYPE}
+        if shape.kind == "swa":
+            window_tokens = shape.window_tokens or shape.tokens
+            kv = SWAKVPool(
+                **common,
+                **HEADS,
+                size_swa=window_tokens,
+                swa_attention_layer_ids=layers[:1],
+                full_attention_layer_ids=layers[1:],
+                device="cpu",
+            )
+            return requests, SWATokenToKVPoolAllocator(
+                **common, size_swa=window_tokens, device="cpu", kvcache=kv, need_sort=False
+            )
+        if shape.kind == "mla":
+            kv = MLATokenToKVPool(**common, **LATENT, layer_num=len(layers), **memory)
+        else:
+            kv = MHATokenToKVPool(**common, **HEADS, layer_num=len(layers), enable_alt_stream=False, **memory)
+    if shape.page_size == 1:
+        allocator: Any = TokenToKVPoolAllocator(
+            size=shape.tokens, dtype=DTYPE, device="cpu", kvcache=kv, need_sort=False
+        )
+    else:
+        allocator = PagedTokenToKVPoolAllocator(
+            size=shape.tokens,
+            page_size=shape.page_size,
+            dtype=DTYPE,
+            device="cpu",
+            kvcache=kv,
+            need_sort=False,
+        )
+    return requests, allocator
+
+
+def init_params(shape: Shape) -> CacheInitParams:
+    """Parameters of a cache over fresh pools."""
+    requests, allocator = pools(shape)
+    return CacheInitParams(
+        **{
+            "disable": False,
+            "req_to_token_pool": requests,
+            "token_to_kv_pool_allocator": allocator,
+            "page_size": shape.page_size,
+            "tree_components": shape.components,
+            "tree_core_backend": shape.core,
+            "sliding_window_size": shape.window if shape.kind == "swa" else None,
+            "enable_mamba_extra_buffer": shape.extra_buffer,
+            **shape.params,
+        }
+    )
+
+
+def stock_cache(shape: Shape) -> UnifiedRadixCache:
+    """SGLang's own cache."""
+    args = publish_args(shape)
+    params = init_params(shape)
+    cache = UnifiedRadixCache(params)
+    if shape.hicache is not None:
+        cache.init_hicache(args, params)
+    return cache
