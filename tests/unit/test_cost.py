@@ -15,7 +15,6 @@ from costcache.cost import (
     TokenCost,
     attention_flops,
     attention_kv_bytes,
-    compression_ratio,
     decompressed_latent_bytes,
     latent_kv_bytes,
     layer_bytes,
@@ -95,7 +94,7 @@ def test_plain_layers_halve_in_fp8(dtype: str) -> None:
     ],
 )
 def test_compression_ratios(name: str, ratio: float) -> None:
-    assert round(compression_ratio(ModelSpec.preset(name)), 1) == ratio
+    assert round(ModelSpec.preset(name).compression_ratio, 1) == ratio
     assert round(cost(name).compression_ratio, 1) == ratio
 
 
