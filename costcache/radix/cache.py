@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -348,7 +349,7 @@ class RadixCache:
         node = tree.match(tree.root(namespace), key, record)
         matched = node.depth + node.tokens
         parts = [] if given is None or not matched else _slots(node)
-        if priority:
+        if node.priority < priority:  # then no node in front has more either
             _raise_priority(node, priority)
         whole = array.size - array.size % page_size
         added = whole - matched
@@ -426,8 +427,12 @@ class RadixCache:
         Returns:
             Slots, int64 of shape [tokens rounded up], to :meth:`insert` or :meth:`release`; or None, with
             nothing evicted, when the pool cannot hold them beside what is locked and held.
+
+        Raises:
+            TypeError: Not a whole number.
+            ValueError: Below 0.
         """
-        wanted = -(-tokens // self._page_size) * self._page_size
+        wanted = -(-_count(tokens, "tokens") // self._page_size) * self._page_size
         shortfall = wanted - self._pool.free
         if shortfall > self._tree.evictable:
             return None
@@ -455,10 +460,12 @@ class RadixCache:
 
         Returns:
             What went and why; ``slots`` has the freed slots, which are free from now on.
+
+        Raises:
+            TypeError: Not a whole number.
+            ValueError: Below 0.
         """
-        if num_tokens < 0:
-            raise ValueError(f"num_tokens is {num_tokens}: give 0 or more tokens")
-        eviction = self._store.evict(num_tokens)
+        eviction = self._store.evict(_count(num_tokens, "num_tokens"))
         eviction.slots = self._out(self._collect())
         return eviction
 
@@ -554,6 +561,16 @@ class RadixCache:
                 root = root.parent
             if isinstance(root, Root):
                 self._events.removed(node, root.namespace, pages)
+
+
+def _count(value: Any, what: str) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is {value!r}: give a whole number of tokens") from None
+    if count < 0:
+        raise ValueError(f"{what} is {value!r}: give 0 or more tokens")
+    return count
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:

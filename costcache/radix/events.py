@@ -130,4 +130,5 @@ class EventStream:
                 observer(event)
             except Exception:
                 logger.exception("observer %r raised and is dropped", observer)
-                self._observers.remove(observer)
+                if observer in self._observers:  # it may have unsubscribed itself
+                    self._observers.remove(observer)
