@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import operator
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -253,7 +254,7 @@ class EvictionPipeline:
             return 0
         if isinstance(share, (float, int)) and share is not True and 0 <= share < 1:
             return math.ceil(share * state.capacity) if share else 0
-        self._replaced("free_target", f"answered {share!r}, not a share from 0.0 to below 1.0", "0")
+        self._replaced("free_target", f"answered {reprlib.repr(share)}, not a share from 0.0 to below 1.0", "0")
         return 0
 
     def _adjusted(self, state: PoolState, requested: int) -> int:
@@ -263,13 +264,14 @@ class EvictionPipeline:
             self._replaced("adjust_eviction_count", "raised", "the request itself", error)
             return requested
         if type(count) is not int:
-            with contextlib.suppress(TypeError):  # numpy's integers are welcome, True is not
+            with contextlib.suppress(Exception):  # numpy's integers are welcome, True is not
                 count = -1 if isinstance(count, bool) else operator.index(count)
         if type(count) is int and (count == requested or requested < count <= state.capacity):
             return count
         self._replaced(
             "adjust_eviction_count",
-            f"answered {count!r}, not an int from {requested} (requested) to {state.capacity} (capacity)",
+            f"answered {reprlib.repr(count)}, not an int from {requested} (requested) "
+            f"to {state.capacity} (capacity)",
             "the request itself",
         )
         return requested

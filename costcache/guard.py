@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -69,7 +70,7 @@ class OrderGuard:
         self.records = records
         for event in EVENTS:
             handler = overridden(order, event)
-            setattr(self, event, handler and self._guarded(handler))
+            setattr(self, event, handler and self._guarded(event, handler))
 
     @property
     def fell_back(self) -> bool:
@@ -81,9 +82,9 @@ class OrderGuard:
         if not self.fallbacks:
             try:
                 victim = self.order.next_victim(pool)
-                if victim is None or isinstance(victim, Victim):
+                if victim is None or (isinstance(victim, Victim) and isinstance(victim.record, NodeRecord)):
                     return victim
-                self.drop(f"next_victim returned {victim!r}, not a Victim")
+                self.drop(f"next_victim returned {reprlib.repr(victim)}, not the Victim of a record")
             except Exception as error:
                 self.drop("next_victim raised", error)
         return self.order.next_victim(pool)
@@ -103,14 +104,15 @@ class OrderGuard:
             setattr(self, event, overridden(self.order, event))
         self.order.load(self.records())
 
-    def _guarded(self, handler: Callable[..., None]) -> Callable[..., None]:
+    def _guarded(self, event: str, handler: Callable[..., None]) -> Callable[..., None]:
         def call(record: Any, *more: Any) -> None:
+            if self.fallbacks:
+                return  # from a walk that began before the fallback: record.data is LRU's now
             try:
                 handler(record, *more)
             except Exception as error:
                 # The cache is consistent before every event, so LRU can start from its records;
                 # they include what this event told.
-                if not self.fallbacks:
-                    self.drop(f"{handler.__name__} raised", error)
+                self.drop(f"{event} raised", error)
 
         return call

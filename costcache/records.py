@@ -6,6 +6,7 @@ the simulator and the server adapter.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -56,7 +57,13 @@ class Clock:
         return self.requests
 
     def advance(self, seconds: float) -> None:
-        """Set the stream clock, in seconds; a reading older than the last one is ignored."""
+        """Set the stream clock, in seconds; a reading older than the last one is ignored.
+
+        Raises:
+            ValueError: Not a finite number.
+        """
+        if not math.isfinite(seconds):
+            raise ValueError(f"seconds is {seconds!r}: give a finite number")
         if not self._seconds or seconds > self.now:
             self.now = seconds
         self._seconds = True
@@ -145,6 +152,10 @@ class NodeRecord:
         self.created = tail.created
         self.creator = tail.creator
         self.priority = tail.priority
+
+    def __lt__(self, other: NodeRecord) -> bool:
+        # A heap compares records where one is in it twice with the same key.
+        return self.serial < other.serial
 
     def __repr__(self) -> str:
         return (
