@@ -40,6 +40,11 @@ class Settings(BaseModel):
         "the tree allows it.",
     )
     trim_chunk: int = Field(2048, ge=1, description="Tokens per chunk when trim is 'chunk'.")
+    core: Literal["auto", "python", "rust"] = Field(
+        "auto",
+        description="In SGLang: which tree core holds the cache; 'auto' takes the fastest that can do "
+        "what the policy needs. Elsewhere it means nothing.",
+    )
     architecture: dict[str, Any] = Field(
         default_factory=dict, description="Settings of the plugin that claims the model."
     )
