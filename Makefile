@@ -2,6 +2,7 @@
 #
 #   make demo    replay a generated workload under four policies and print the table
 #   make test    format, lint, types, import contracts and tests
+#   make test-sglang  the adapter's tests, on real SGLang classes and Engines on the CPU
 #   make dist    wheels and sdists of the four distributions in dist/
 #   make bench   the benchmarks
 #   make clean   remove .venv and everything built
@@ -15,6 +16,9 @@ PYTEST_ARGS ?=
 DEMO_REQUESTS ?= 4000
 
 VENV := .venv
+SGLANG_VERSION := 0.5.23
+SGLANG_VENV := .venv-sglang
+SGLANG_BIN := $(SGLANG_VENV)/bin
 BIN := $(VENV)/bin
 PLUGINS := plugins/mla plugins/mha plugins/mamba_seglen
 PYPROJECTS := pyproject.toml costcache/_version.py $(PLUGINS:%=%/pyproject.toml)
@@ -25,9 +29,9 @@ SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),157783680
 export SOURCE_DATE_EPOCH
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint format dist bench clean
+.PHONY: help demo test test-sglang lint format dist bench clean
 help:
-	@sed -n '3,7s/^# *//p' Makefile
+	@sed -n '3,8s/^# *//p' Makefile
 
 # Stamps, from the least to the most: an interpreter, the program, the developers' tools.
 $(VENV)/.python:
@@ -67,6 +71,18 @@ format: $(VENV)/.dev
 test: lint
 	HYPOTHESIS_PROFILE=ci $(BIN)/pytest $(PYTEST_ARGS)
 
+# SGLang pins CUDA builds of its own dependencies; its tree, pools and CPU Engine need only those listed.
+$(SGLANG_VENV)/.sglang: pyproject.toml tests/sglang/requirements.txt Makefile
+	$(PYTHON) -m venv --clear $(SGLANG_VENV)
+	$(SGLANG_BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
+	$(SGLANG_BIN)/pip install --quiet --no-deps sglang==$(SGLANG_VERSION) torchvision==0.28.0 xgrammar==0.2.7
+	$(SGLANG_BIN)/pip install --quiet -r tests/sglang/requirements.txt
+	$(SGLANG_BIN)/pip install --quiet --no-deps -e . $(EDITABLE)
+	@touch $@
+
+test-sglang: $(SGLANG_VENV)/.sglang
+	HYPOTHESIS_PROFILE=ci $(SGLANG_BIN)/python -m pytest tests/sglang $(PYTEST_ARGS)
+
 # The wheel of each is built from its sdist, which shows that the sdist is complete.
 dist: $(VENV)/.build
 	rm -rf dist
@@ -78,5 +94,5 @@ bench: $(VENV)/.dev
 	for script in benchmarks/[!_]*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SGLANG_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find costcache plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +

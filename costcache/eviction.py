@@ -196,8 +196,9 @@ class EvictionPipeline:
         counters.evictions += 1
         counters.shortfall += shortfall
         counters.evicted += eviction.freed
-        counters.victims += len(eviction._victims)
-        counters.trimmed += eviction.trimmed
+        if victims := eviction._victims:
+            counters.victims += len(victims)
+            counters.trimmed += victims[-1][3]  # a trim frees what is left to free: only the last can be one
         if eviction.freed < shortfall:
             counters.short += 1
         return eviction
@@ -254,7 +255,9 @@ class EvictionPipeline:
             return 0
         if isinstance(share, (float, int)) and share is not True and 0 <= share < 1:
             return math.ceil(share * state.capacity) if share else 0
-        self._replaced("free_target", f"answered {reprlib.repr(share)}, not a share from 0.0 to below 1.0", "0")
+        self._replaced(
+            "free_target", f"answered {reprlib.repr(share)}, not a share from 0.0 to below 1.0", "0"
+        )
         return 0
 
     def _adjusted(self, state: PoolState, requested: int) -> int:
