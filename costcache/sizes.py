@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from costcache.errors import SettingsError
 
@@ -22,7 +23,9 @@ _UNITS = {unit.lower(): unit for unit in BYTES} | {
     "token": "tok",
     "tokens": "tok",
 }
-_NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z%]+)", re.IGNORECASE)
+_NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z%]+)", re.IGNORECASE | re.ASCII)
+_MOST = 2**63
+"""Beyond any pool; keeps every product of sizes in range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +34,21 @@ class Capacity:
 
     Attributes:
         text: As it was written.
-        amount: The number; None when unlimited.
+        amount: The number, exactly as written, so that 29 % of 100 pages is 29; None when unlimited.
         unit: ``%`` (of the trace's distinct whole pages), ``pages``, ``tok`` or a unit of bytes.
     """
 
     text: str
-    amount: float | None
+    amount: Fraction | None
     unit: str = ""
 
-    def tokens(self, *, distinct_pages: int, page_size: int, token_bytes: float) -> int | None:
+    def tokens(self, *, distinct_pages: int, page_size: int, token_bytes: int) -> int | None:
         """The size in tokens, whole pages; None when unlimited.
 
         Args:
             distinct_pages: Distinct whole pages of the trace at this page size.
             page_size: Tokens per page.
-            token_bytes: KV bytes per token, on one rank.
+            token_bytes: Bytes per cached token, on one rank.
 
         Raises:
             SettingsError: It is under one page.
@@ -59,15 +62,17 @@ class Capacity:
         elif self.unit == "tok":
             pages = int(self.amount) // page_size
         elif token_bytes > 0:
-            pages = int(self.amount * BYTES[self.unit] / token_bytes) // page_size
+            pages = int(self.amount * BYTES[self.unit]) // token_bytes // page_size
         else:
             raise SettingsError(
                 f"capacity {self.text!r} is in bytes, but a token of this model holds none: "
                 "give it in tokens or pages"
             )
         if pages < 1:
+            of = f" of the trace's {distinct_pages:,} distinct whole pages" if self.unit == "%" else ""
             raise SettingsError(
-                f"capacity {self.text!r} is less than one page of {page_size} tokens: give more"
+                f"capacity {self.text!r}{of} is less than one page of {page_size} tokens: give more, "
+                "or use smaller pages"
             )
         return pages * page_size
 
@@ -81,13 +86,13 @@ def parse_capacity(text: str) -> Capacity:
     text = text.strip()
     if text.lower() == "unlimited":
         return Capacity(text, None)
-    match = _NUMBER.fullmatch(text)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None or float(match[1]) <= 0:
+    amount, unit = _read(text, "capacity")
+    if amount <= 0 or unit not in _UNITS.values():
         raise SettingsError(
-            f"capacity {text!r} is not a size: give 5%, 14054pages, 7195648tok, 50GB, 50GiB or unlimited"
+            f"capacity {_short(text)} is not a size: "
+            "give 5%, 14054pages, 7195648tok, 50GB, 50GiB or unlimited"
         )
-    return Capacity(text, float(match[1]), unit)
+    return Capacity(text, amount, unit)
 
 
 def parse_bytes(text: str, what: str) -> int:
@@ -100,8 +105,24 @@ def parse_bytes(text: str, what: str) -> int:
     Raises:
         SettingsError: It is none.
     """
-    match = _NUMBER.fullmatch(text.strip())
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit not in BYTES:
-        raise SettingsError(f"{what} {text!r} is not a size in bytes: give 80GiB, 80GB or 512MiB")
-    return int(float(match[1]) * BYTES[unit])
+    amount, unit = _read(text.strip(), what)
+    if unit not in BYTES:
+        raise SettingsError(f"{what} {_short(text)} is not a size in bytes: give 80GiB, 80GB or 512MiB")
+    return int(amount * BYTES[unit])
+
+
+def _read(text: str, what: str) -> tuple[Fraction, str]:
+    """The number and the unit, which is empty where the text is no size."""
+    match = _NUMBER.fullmatch(text)
+    unit = _UNITS.get(match[2].lower(), "") if match else ""
+    if match is None or not unit:
+        return Fraction(0), ""
+    # A number of very many digits is refused before it is converted.
+    amount = Fraction(match[1]) if len(match[1]) <= 40 else None
+    if amount is None or amount * BYTES.get(unit, 1) >= _MOST:
+        raise SettingsError(f"{what} {_short(text)} is larger than any memory: give less than 2**63")
+    return amount, unit
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= 60 else repr(text[:57] + "...")
