@@ -23,14 +23,14 @@ from pydantic import BaseModel
 
 from costcache import generic, hookspecs
 from costcache.cost import CostModel, TokenCost
-from costcache.errors import PluginError
+from costcache.errors import CostcacheError, PluginError
+from costcache.orders import VictimOrder
 from costcache.policies import BUILTIN, PolicySpec
 from costcache.settings import DEFAULT_POLICY, PoolSettings, Settings, read_settings
 
 if TYPE_CHECKING:
     from costcache.deployment import Deployment
     from costcache.model import ModelSpec
-    from costcache.orders import VictimOrder
     from costcache.records import PoolState
 
 __all__ = ["Architecture", "PluginFailure", "PluginManager", "get_plugins"]
@@ -86,10 +86,13 @@ class Architecture:
         """The cost model of this plugin's model as it is deployed.
 
         Raises:
+            SettingsError: The deployment does not fit the model.
             PluginError: The plugin's ``token_cost`` raised or returned something else.
         """
         try:
             token = self.token_cost(self.model, deployment)
+        except CostcacheError:
+            raise  # it says what is wrong and what to do, and it is not the plugin
         except Exception as error:
             raise PluginError(f"plugin {self.name!r}: token_cost raised {error!r}") from error
         if not isinstance(token, TokenCost):
@@ -101,8 +104,16 @@ class Architecture:
 
         Raises:
             SettingsError: A setting under ``architecture`` is wrong.
+            PluginError: The plugin's ``settings_model`` raised or returned no model.
         """
-        model = self.settings_model()
+        try:
+            model = self.settings_model()
+        except Exception as error:
+            raise PluginError(f"plugin {self.name!r}: settings_model raised {error!r}") from error
+        if not (model is None or _is_settings(model)):
+            raise PluginError(
+                f"plugin {self.name!r}: settings_model returned {model!r}, not a pydantic model"
+            )
         if model is None:
             if settings.architecture:
                 read_settings(_NoArchitectureSettings, settings.architecture, "architecture.")
@@ -210,6 +221,8 @@ class PluginManager:
         for policy, spec in offer.items():
             if not isinstance(policy, str) or not isinstance(spec, PolicySpec):
                 raise TypeError(f"{policy!r}: {spec!r} is not a name and a PolicySpec")
+            if not _is_settings(spec.settings):
+                raise TypeError(f"{policy!r}: settings is {spec.settings!r}, not a pydantic model")
         for policy, spec in offer.items():
             if policy == hookspecs.PROJECT or policy in self._policies:
                 owner = self._policies.get(policy, ("the framework", spec))[0]
@@ -301,6 +314,16 @@ class PluginManager:
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise PluginError(f"there is no policy {chosen!r}: {hint}The policies are {', '.join(names)}")
 
+    def check_settings(self, settings: Settings, architecture: Architecture) -> None:
+        """Find out, before any work is done, whether a cache can be made with ``settings``.
+
+        Raises:
+            PluginError: No such policy, or it does not serve the model.
+            SettingsError: A setting under ``policy_settings`` or ``architecture`` is wrong.
+        """
+        self._policy(settings, architecture)
+        architecture.pool_settings(settings)
+
     def make_order(
         self,
         settings: Settings,
@@ -317,16 +340,29 @@ class PluginManager:
             PluginError: No such policy, or it does not serve the model, or it cannot be made.
             SettingsError: A setting under ``policy_settings`` is wrong.
         """
-        name = self.policy_name(settings.policy, architecture)
+        name, values = self._policy(settings, architecture)
         plugin, spec = self._policies[name]
-        refusal = spec.supports(architecture.model)
-        if refusal is not None:
-            raise PluginError(f"policy {name!r} does not serve model {architecture.model.name!r}: {refusal}")
-        values = read_settings(spec.settings, settings.policy_settings, "policy_settings.")
         try:
-            return name, spec.make_order(cost, pools, values)
+            order = spec.make_order(cost, pools, values)
         except Exception as error:
             raise PluginError(f"policy {name!r} of plugin {plugin!r} cannot be made: {error!r}") from error
+        if not isinstance(order, VictimOrder):
+            raise PluginError(
+                f"policy {name!r} of plugin {plugin!r}: make_order returned {order!r}, not a VictimOrder"
+            )
+        return name, order
+
+    def _policy(self, settings: Settings, architecture: Architecture) -> tuple[str, BaseModel]:
+        """The policy's own name, and its settings."""
+        name = self.policy_name(settings.policy, architecture)
+        plugin, spec = self._policies[name]
+        try:
+            refusal = spec.supports(architecture.model)
+        except Exception as error:
+            raise PluginError(f"policy {name!r} of plugin {plugin!r}: supports raised {error!r}") from error
+        if refusal is not None:
+            raise PluginError(f"policy {name!r} does not serve model {architecture.model.name!r}: {refusal}")
+        return name, read_settings(spec.settings, settings.policy_settings, "policy_settings.")
 
     def describe(self) -> dict[str, Any]:
         """Plugins, policies and failures as plain data, for ``costcache plugins --json``."""
@@ -347,6 +383,10 @@ class PluginManager:
             ],
             "failures": [{"plugin": f.plugin, "source": f.source, "reason": f.reason} for f in self.failures],
         }
+
+
+def _is_settings(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseModel)
 
 
 def _picking(function: Callable[..., Any], picks: tuple[int, ...]) -> Callable[..., Any]:
