@@ -126,6 +126,8 @@ class ModelSpec(BaseModel):
     def resolve(cls, name_or_path: str | os.PathLike[str]) -> ModelSpec:
         """A preset by name, or else a config by path. Raises `ConfigError` where it is neither."""
         text = os.fspath(name_or_path)
+        if not text.strip():
+            raise ConfigError("the model is empty; give a preset's name, or the path of a config.json")
         if Path(text).exists() or text.endswith(".json"):
             return cls.from_config(text)
         if _preset_key(text) is not None:

@@ -132,6 +132,8 @@ def open_output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             stored.close()
             if not direct:
                 partial.replace(target)
+    except BrokenPipeError:
+        raise  # the reader has had enough: that is no error of the file
     except OSError as error:
         raise TraceError(f"{label}: cannot be written ({error.strerror or error}); check the path") from error
 
