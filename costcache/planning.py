@@ -7,7 +7,7 @@ from typing import Any
 
 from costcache.cost import TokenCost
 from costcache.deployment import Deployment
-from costcache.errors import SettingsError
+from costcache.errors import PluginError, SettingsError
 from costcache.model import ModelSpec
 from costcache.plugins import Architecture
 from costcache.records import PoolState
@@ -53,7 +53,7 @@ class Plan:
         decompressed_tokens: Tokens that would fit then; None for a model without latent layers.
         states: State checkpoints that fit if the budget held nothing else; None without states.
         state_tokens: Tokens that one state costs as much memory as; None without states or KV.
-        free_targets: What headroom settings leave free.
+        free_targets: What headroom settings leave free; none for a model without KV.
     """
 
     model: str
@@ -99,6 +99,7 @@ def plan(
 
     Raises:
         SettingsError: The budget is empty, or a setting is wrong.
+        PluginError: A hook of the plugin raised.
     """
     budget = memory - weights
     if budget <= 0:
@@ -126,7 +127,7 @@ def plan(
         decompressed_tokens=budget // decompressed // page * page if latent else None,
         states=budget // cost.state_bytes if cost.state_bytes else None,
         state_tokens=cost.state_bytes // token_bytes if cost.state_bytes and token_bytes else None,
-        free_targets=tuple(_free_targets(architecture, settings, tokens or 0, page)),
+        free_targets=() if tokens is None else tuple(_free_targets(architecture, settings, tokens, page)),
     )
 
 
@@ -149,7 +150,10 @@ def _free_targets(
     for label, headroom, values in cases:
         case = settings.model_copy(update={"headroom": headroom, "architecture": values})
         pool_settings = architecture.pool_settings(case)
-        share = architecture.free_target(model, pool, pool_settings)
+        try:
+            share = architecture.free_target(model, pool, pool_settings)
+        except Exception as error:
+            raise PluginError(f"plugin {architecture.name!r}: free_target raised {error!r}") from error
         floor = getattr(pool_settings.architecture, "floor", None)
         targets.append(FreeTarget(label, headroom, floor, share, int(share * tokens)))
     return targets

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any
 
 import click
@@ -44,6 +43,10 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except CostcacheError as error:
             raise click.ClickException(str(error)) from error
+        except BrokenPipeError:
+            raise  # click ends quietly: `costcache ... | head` is no error
+        except OSError as error:  # a full disk behind standard output, say
+            raise click.ClickException(str(error)) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -54,8 +57,4 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    try:
-        cli(prog_name="costcache")
-    except BrokenPipeError:  # `costcache ... | head` is no error
-        sys.stderr.close()
-        sys.exit(141)
+    cli(prog_name="costcache")

@@ -6,7 +6,16 @@ from typing import Any
 
 import click
 
-from costcache.cli.options import console, deployment_of, deployment_options, echo_json, json_option
+from costcache.cli.options import (
+    console,
+    deployment_of,
+    deployment_options,
+    echo_json,
+    json_option,
+    new_table,
+    say,
+    show,
+)
 from costcache.errors import SettingsError
 
 __all__ = ["models"]
@@ -17,8 +26,6 @@ __all__ = ["models"]
 @json_option
 def models(as_json: bool, tp: int, dp_attention: int, pp: int, kv_dtype: str) -> None:
     """List the preset models and what a cached token of each costs, on one rank."""
-    from rich.table import Table
-
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
 
@@ -53,21 +60,39 @@ def models(as_json: bool, tp: int, dp_attention: int, pp: int, kv_dtype: str) ->
     if as_json:
         echo_json({"deployment": served.model_dump(mode="json"), "models": rows})
         return
-    table = Table("model", "plugin", title=f"{kv_dtype}, tp {tp}, pp {pp}", title_justify="left")
-    for heading in ("layers", "active params", "KV B/token", "state B", "ratio", "L* tokens"):
-        table.add_column(heading, justify="right")
+    out = console()
+    attention = f", attention over {served.attention_tp} of them" if served.attention_dp > 1 else ""
+    say(out, f"{kv_dtype}, tp {tp}{attention}, pp {pp}; bytes on one rank")
+    say(out)
+    table = new_table(
+        "model",
+        "plugin",
+        ">layers",
+        ">active\nparams",
+        ">KV bytes\n/token",
+        ">state\nbytes",
+        ">ratio",
+        ">L*\ntokens",
+    )
     for row in rows:
         if "error" in row:
-            table.add_row(row["name"], row["plugin"], str(row["layers"]), "", row["error"])
             continue
         table.add_row(
             row["name"],
             row["plugin"],
             str(row["layers"]),
-            f"{row['active_params'] / 1e9:.1f} B",
+            f"{row['active_params'] / 1e9:.1f}B",
             f"{row['kv_bytes_per_token']:,}",
             f"{row['state_bytes']:,}" if row["state_bytes"] else "-",
             f"{row['compression_ratio']:.1f}",
             f"{row['crossover_tokens']:,.0f}",
         )
-    console().print(table)
+    show(out, table)
+    say(out)
+    say(
+        out,
+        "ratio: decompressed over latent values; L*: where in a context attention costs as much as the rest",
+    )
+    for row in rows:
+        if "error" in row:
+            say(out, f"{row['name']}: {row['error']}")

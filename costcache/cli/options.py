@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from costcache.errors import SettingsError
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from costcache.deployment import Deployment
 
@@ -20,12 +23,16 @@ __all__ = [
     "echo_json",
     "json_option",
     "model_option",
+    "new_table",
+    "say",
+    "show",
     "split_commas",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 KV_DTYPES = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2")
+WIDTH = 100
 
 model_option = click.option(
     "--model",
@@ -70,24 +77,21 @@ def deployment_of(*, tp: int, dp_attention: int, pp: int, kv_dtype: str, page_si
         SettingsError: They do not fit together.
     """
     from costcache.deployment import Deployment
-    from costcache.settings import read_settings
 
-    return read_settings(
-        Deployment,
-        {
-            "tp": tp,
-            "dp_attention": dp_attention,
-            "pp": pp,
-            "kv_dtype": kv_dtype,
-            "page_size": page_size,
-        },
-    )
+    return Deployment(tp=tp, dp_attention=dp_attention, pp=pp, kv_dtype=kv_dtype, page_size=page_size)
 
 
-def split_commas(values: tuple[str, ...]) -> list[str]:
-    """``("a,b", "c")`` as ``["a", "b", "c"]``, each once."""
+def split_commas(values: tuple[str, ...], option: str) -> list[str]:
+    """``("a,b", "c")`` as ``["a", "b", "c"]``, each once.
+
+    Raises:
+        SettingsError: Nothing is left.
+    """
     parts = (part.strip() for value in values for part in value.split(","))
-    return list(dict.fromkeys(part for part in parts if part))
+    found = list(dict.fromkeys(part for part in parts if part))
+    if not found:
+        raise SettingsError(f"{option} is {','.join(values)!r}: give one or more, with commas between")
+    return found
 
 
 def echo_json(value: Any) -> None:
@@ -96,7 +100,55 @@ def echo_json(value: Any) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that writes to standard output, or to standard error."""
+    """A console that writes to standard output, or to standard error.
+
+    It takes text as it is: names of files, models and plugins may hold what rich reads as markup. Where
+    no terminal gives it a width it has 100 columns or more, so that a log is as readable as a screen.
+    """
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    out = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not out.is_terminal:
+        out.width = max(out.width, WIDTH)
+    return out
+
+
+def new_table(*headings: str) -> Table:
+    """A table without lines around it.
+
+    Args:
+        headings: One per column. One that starts with ``>`` is of a column of numbers, on the right; one
+            that starts with ``~`` of a column of text, which may go on in the next line.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        justify: Literal["left", "right"] = "right" if heading[0] == ">" else "left"
+        table.add_column(heading.lstrip(">~"), justify=justify, no_wrap=heading[0] != "~")
+    return table
+
+
+def show(out: Console, table: Table) -> None:
+    """Print a table with every word and number whole, wider than the terminal where need be."""
+    from rich.cells import cell_len
+    from rich.measure import Measurement
+
+    for column in table.columns:
+        if column.no_wrap:
+            lines = "\n".join(map(str, (column.header, *column.cells))).splitlines()
+            column.min_width = max(map(cell_len, lines))
+
+    def least() -> int:
+        return Measurement.get(out, out.options.update(width=10_000), table).minimum
+
+    if least() > out.width:
+        table.padding = (0, 0, 0, 0)
+    out.width = max(out.width, least())
+    out.print(table)
+
+
+def say(out: Console, text: str = "") -> None:
+    """Print a line as it is, however long."""
+    out.print(text, soft_wrap=True)

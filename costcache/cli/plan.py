@@ -13,6 +13,7 @@ from costcache.cli.options import (
     echo_json,
     json_option,
     model_option,
+    say,
 )
 from costcache.cli.workload import read_assignment
 from costcache.errors import SettingsError
@@ -91,8 +92,9 @@ def _print(result: Plan) -> None:
     out, cost, served = console(), result.cost, result.deployment
 
     def line(text: str = "") -> None:
-        out.print(text, markup=False, soft_wrap=True)
+        say(out, text)
 
+    alone = ", if no state is kept" if result.states is not None else ""
     line(
         f"{result.model} (plugin {result.plugin}), {served.kv_dtype}, tp {served.tp}, "
         f"attention over {served.attention_tp} rank(s), pp {served.pp}, pages of {served.page_size}; "
@@ -107,7 +109,7 @@ def _print(result: Plan) -> None:
             f"{term.label}"
         )
     if result.tokens is not None:
-        line(f"cacheable {result.budget:,} / {result.token_bytes:,} = {result.tokens:,} tokens")
+        line(f"cacheable {result.budget:,} / {result.token_bytes:,} = {result.tokens:,} tokens{alone}")
     if result.decompressed_tokens is not None:
         line(
             f"          {result.budget:,} / {result.decompressed_token_bytes:,} = "
@@ -116,10 +118,13 @@ def _print(result: Plan) -> None:
         line(f"          compression ratio {cost.compression_ratio:.1f} (values of the whole model)")
     if result.states is not None:
         line(
-            f"states    {result.budget:,} / {cost.state_bytes:,} = {result.states:,}, if nothing else is kept"
+            f"states    {result.budget:,} / {cost.state_bytes:,} = {result.states:,} states, "
+            "if no token is kept"
         )
     if result.state_tokens is not None:
         line(f"          one state holds as much memory as {result.state_tokens:,} tokens")
+    if not result.free_targets:
+        return
     line()
     line("free target: what an eviction leaves free beyond its shortfall; free space caches nothing")
     for target in result.free_targets:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from costcache.cli.options import console, echo_json, json_option
+from costcache.cli.options import console, echo_json, json_option, new_table, say, show
 
 __all__ = ["plugins"]
 
@@ -33,21 +33,18 @@ def plugins(as_json: bool) -> None:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from rich.table import Table
-
     out = console()
-    architectures = Table("plugin", "hooks", "from", title="Architecture plugins", title_justify="left")
+    architectures = new_table("architecture", "~hooks", "from")
     for plugin in found["plugins"]:
         if "match_model" in plugin["hooks"]:
             architectures.add_row(plugin["name"], ", ".join(plugin["hooks"]), plugin["source"])
-    out.print(architectures)
-    policies = Table(
-        "policy", "what goes first", "settings", "plugin", title="Policies", title_justify="left"
-    )
+    show(out, architectures)
+    say(out)
+    policies = new_table("policy", "~what goes first", "~settings", "plugin")
     for policy in found["policies"]:
         policies.add_row(
             policy["name"], policy["summary"], ", ".join(policy["settings"]) or "-", policy["plugin"]
         )
-    out.print(policies)
+    show(out, policies)
     for failure in found["failures"]:
-        out.print(f"skipped: {failure['plugin']} ({failure['source']}): {failure['reason']}", markup=False)
+        say(out, f"skipped: {failure['plugin']} ({failure['source']}): {failure['reason']}")

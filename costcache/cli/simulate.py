@@ -16,6 +16,9 @@ from costcache.cli.options import (
     echo_json,
     json_option,
     model_option,
+    new_table,
+    say,
+    show,
     split_commas,
 )
 from costcache.cli.workload import read_assignment
@@ -52,7 +55,7 @@ __all__ = ["simulate"]
     default=("5%,10%,20%",),
     show_default=True,
     metavar="SIZE[,SIZE...]",
-    help="Pool sizes to replay, of KV memory on one rank.",
+    help="Pool sizes to replay; bytes are those of keys and values on one rank.",
 )
 @click.option(
     "--page-size", type=click.IntRange(min=1), help="Tokens per page.  [default: the trace's block size]"
@@ -105,7 +108,8 @@ def simulate(
     from costcache.sim.traces import load_trace
     from costcache.sizes import parse_capacity
 
-    names, sizes = split_commas(policies), [parse_capacity(s) for s in split_commas(capacities)]
+    names = split_commas(policies, "--policy")
+    sizes = [parse_capacity(size) for size in split_commas(capacities, "--capacity")]
     own = _settings(assignments, names)
     model = ModelSpec.resolve(model_name)
     plugins = get_plugins()
@@ -122,12 +126,16 @@ def simulate(
         )
         for name in names
     }
+    architecture = plugins.match(model)
+    for name in names:  # before the trace is read, which may take long
+        plugins.check_settings(settings[name], architecture)
     with _progress() as bar:
         reading = _Task(bar, f"reading {trace_path}")
         trace = load_trace(trace_path, block_size, progress=reading.to).in_time_order()
         reading.done()
         served = deployment_of(page_size=page_size or trace.block_size, **deployment)
-        cost = plugins.match(model).cost(served)
+        cost = architecture.cost(served)
+        token_bytes = cost.token.kv_bytes + cost.token.swa_bytes
         distinct = trace.distinct_pages(served.page_size)
         pools = [
             (
@@ -135,7 +143,7 @@ def simulate(
                 size.tokens(
                     distinct_pages=distinct,
                     page_size=served.page_size,
-                    token_bytes=cost.token.kv_bytes,
+                    token_bytes=token_bytes,
                 ),
             )
             for size in sizes
@@ -174,6 +182,7 @@ def simulate(
                 "model": model.name,
                 "deployment": served.model_dump(mode="json"),
                 "kv_bytes_per_token": cost.token.kv_bytes,
+                "swa_bytes_per_token": cost.token.swa_bytes,
                 "settings": {"headroom": headroom, "trim": trim, "own": own},
                 "runs": [asdict(run) for run in runs],
             }
@@ -198,52 +207,56 @@ def _settings(assignments: tuple[str, ...], policies: list[str]) -> dict[str, di
 
 
 def _print(trace: Trace, model: str, page_size: int, distinct: int, ideal: float, runs: list[Run]) -> None:
-    from rich.table import Table
-
     out = console()
-    table = Table(
-        title=f"{trace.name}: {len(trace):,} requests, {int(trace.input_tokens.sum()):,} prompt tokens; "
+    say(
+        out,
+        f"{trace.name}: {len(trace):,} requests, {int(trace.input_tokens.sum()):,} prompt tokens; "
         f"{model}, pages of {page_size}",
-        caption=f"{distinct:,} distinct whole pages; unlimited, {ideal:.2%} of the tokens hit",
-        title_justify="left",
-        caption_justify="left",
     )
-    for heading, justify in (
-        ("capacity", "right"),
-        ("pool tokens", "right"),
-        ("policy", "left"),
-        ("token hits", "right"),
-        ("FLOPs saved", "right"),
-        ("evictions", "right"),
-        ("evicted tokens", "right"),
-        ("requests/s", "right"),
-    ):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type] # a literal of the two above
+    say(out, f"{distinct:,} distinct whole pages; unlimited, {ideal:.2%} of the tokens hit")
+    say(out)
+    table = new_table(
+        ">capacity",
+        ">pool\ntokens",
+        "policy",
+        ">tokens\nhit",
+        ">FLOPs\nsaved",
+        ">evictions",
+        ">evicted\ntokens",
+        ">requests\n/s",
+    )
     last = None
     for run in runs:
         if last not in (None, run.capacity):
             table.add_section()
         last = run.capacity
-        policy = run.policy if run.policy == run.policy_in_force else f"{run.policy} ({run.policy_in_force})"
         table.add_row(
             run.capacity,
             "unlimited" if run.capacity_tokens is None else f"{run.capacity_tokens:,}",
-            policy,
+            run.policy,
             f"{run.token_hit_rate:.2%}",
             f"{run.flops_saved_rate:.2%}",
             f"{run.evictions:,}",
             f"{run.evicted_tokens:,}",
             f"{run.requests_per_second:,.0f}",
         )
-    out.print(table)
+    show(out, table)
+    say(out)
+    meant = {r.policy: r.policy_in_force for r in runs if r.policy != r.policy_in_force and not r.fallbacks}
+    for name, policy in meant.items():
+        say(out, f"{name} means {policy} for {model}")
+    # The same for every policy: it is a matter of lengths.
+    for capacity, oversized in {r.capacity: r.oversized_requests for r in runs}.items():
+        if oversized:
+            say(out, f"{oversized:,} requests are longer than the pool of {capacity}: their heads are cached")
     for run in runs:
         if run.fallbacks:
-            out.print(f"policy {run.policy!r} failed at {run.capacity} and was replaced by lru", markup=False)
-        if run.oversized_requests:
-            out.print(
-                f"{run.oversized_requests:,} requests are longer than the pool of {run.capacity} "
-                f"({run.policy})",
-                markup=False,
+            say(out, f"policy {run.policy!r} failed at {run.capacity} and was replaced by lru")
+        if run.clamped:
+            say(
+                out,
+                f"{run.clamped:,} answers of plugin {run.plugin!r} were out of bounds at {run.capacity} "
+                f"({run.policy}) and were replaced",
             )
 
 
@@ -257,7 +270,11 @@ def _progress() -> Iterator[Progress | None]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=screen, transient=True
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=screen,
+        transient=True,
     ) as bar:
         yield bar
 

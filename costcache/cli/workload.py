@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from costcache.cli.options import console
 from costcache.errors import SettingsError
 
 __all__ = ["workload"]
@@ -40,10 +39,10 @@ def workload(name: str, out: str, requests: int | None, seed: int | None, overri
         values["seed"] = seed
     trace = generate(name, workload_settings(name, values))
     write_trace(trace, out)
-    console(stderr=True).print(
+    click.echo(
         f"wrote {len(trace):,} requests, {int(trace.input_tokens.sum()):,} prompt tokens, "
-        f"in blocks of {trace.block_size} to {out}",
-        markup=False,
+        f"in blocks of {trace.block_size} to {'standard output' if out == '-' else out}",
+        err=True,
     )
 
 
