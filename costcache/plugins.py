@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 from pydantic import BaseModel
+from pydantic.errors import PydanticInvalidForJsonSchema
 
 from costcache import generic, hookspecs
 from costcache.cost import CostModel, TokenCost
@@ -231,7 +232,10 @@ class PluginManager:
                 self._policies[policy] = (name, spec)
 
     def _failed(self, plugin: str, source: str, reason: str) -> None:
-        self.failures.append(PluginFailure(plugin, source, reason))
+        failure = PluginFailure(plugin, source, reason)
+        if failure in self.failures:
+            return  # said when an earlier cache was made
+        self.failures.append(failure)
         logger.warning("plugin %r (%s) is skipped: %s", plugin, source, reason)
 
     # -- architecture plugins ----------------------------------------------------------------
@@ -301,18 +305,29 @@ class PluginManager:
         Raises:
             PluginError: No policy has that name.
         """
-        chosen = name
         if name == hookspecs.PROJECT:
-            try:
-                chosen = architecture.default_policy(architecture.model) or DEFAULT_POLICY
-            except Exception as error:
-                raise PluginError(f"plugin {architecture.name!r}: default_policy raised {error!r}") from error
-        if chosen in self._policies:
-            return chosen
+            return self._preferred(architecture)
+        if name in self._policies:
+            return name
         names = [hookspecs.PROJECT, *sorted(self._policies)]
-        close = difflib.get_close_matches(str(chosen), names, 1)
+        close = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise PluginError(f"there is no policy {chosen!r}: {hint}The policies are {', '.join(names)}")
+        raise PluginError(f"there is no policy {name!r}: {hint}The policies are {', '.join(names)}")
+
+    def _preferred(self, architecture: Architecture) -> str:
+        plugin = f"plugin {architecture.name!r}"
+        try:
+            chosen: Any = architecture.default_policy(architecture.model)
+        except Exception as error:
+            raise PluginError(f"{plugin}: default_policy raised {error!r}") from error
+        if chosen is None:
+            return DEFAULT_POLICY
+        if isinstance(chosen, str) and chosen in self._policies:
+            return chosen
+        raise PluginError(
+            f"{plugin}: default_policy answered {chosen!r}, which is no policy: name one of "
+            f"{', '.join(sorted(self._policies))}"
+        )
 
     def check_settings(self, settings: Settings, architecture: Architecture) -> None:
         """Find out, before any work is done, whether a cache can be made with ``settings``.
@@ -377,7 +392,7 @@ class PluginManager:
                     "name": name,
                     "plugin": plugin,
                     "summary": spec.summary,
-                    "settings": spec.settings.model_json_schema().get("properties", {}),
+                    "settings": _schema(spec.settings),
                 }
                 for name, (plugin, spec) in sorted(self._policies.items())
             ],
@@ -387,6 +402,15 @@ class PluginManager:
 
 def _is_settings(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, BaseModel)
+
+
+def _schema(settings: type[BaseModel]) -> dict[str, Any]:
+    """JSON schema of each field; without one where a field's type has none."""
+    try:
+        properties: dict[str, Any] = settings.model_json_schema().get("properties", {})
+    except PydanticInvalidForJsonSchema:
+        return {name: {"description": field.description} for name, field in settings.model_fields.items()}
+    return properties
 
 
 def _picking(function: Callable[..., Any], picks: tuple[int, ...]) -> Callable[..., Any]:
