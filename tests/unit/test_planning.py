@@ -1,0 +1,172 @@
+"""Capacity analysis: the arithmetic, for every kind of layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costcache import hookimpl
+from costcache.deployment import Deployment
+from costcache.errors import PluginError, SettingsError
+from costcache.model import ModelSpec
+from costcache.planning import Plan, plan
+from costcache.plugins import PluginManager, get_plugins
+from costcache.settings import Settings
+
+GIB = 2**30
+STATES_ONLY = {
+    "architectures": ["MambaForCausalLM"],
+    "model_type": "mamba",
+    "hidden_size": 768,
+    "num_hidden_layers": 24,
+    "vocab_size": 50280,
+    "state_size": 16,
+    "intermediate_size": 1536,
+    "conv_kernel": 4,
+    "time_step_rank": 48,
+}
+SLIDING = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "sliding_window": 4096,
+}
+
+
+def analyse(
+    model: str | dict[str, Any], memory: int = 80 * GIB, weights: int = 40 * GIB, **deployment: Any
+) -> Plan:
+    settings = Settings(**deployment.pop("settings", {}))
+    spec = ModelSpec.preset(model) if isinstance(model, str) else ModelSpec.from_config(model)
+    return plan(get_plugins().match(spec), Deployment(**deployment), settings, memory=memory, weights=weights)
+
+
+def shares(result: Plan) -> dict[str, float]:
+    return {target.label: target.share for target in result.free_targets}
+
+
+def test_deepseek_v3_in_40_gib() -> None:
+    result = analyse("deepseek-v3")
+    # 61 layers of (512 + 64) values, and of 128 heads of 128 + 64 + 128, in two bytes each.
+    assert result.tokens == 40 * GIB // (61 * 576 * 2) == 611_191
+    assert result.decompressed_tokens == 40 * GIB // (61 * 40_960 * 2) == 8_594
+    assert result.cost.compression_ratio == pytest.approx(40_960 / 576)
+    assert (result.states, result.state_tokens) == (None, None)
+
+
+def test_the_free_target_with_and_without_its_floor() -> None:
+    found = shares(analyse("deepseek-v3"))
+    assert found == {
+        "as set": 0.0,
+        "headroom 20 % with a floor of 5 %": 0.05,
+        "headroom 20 % without a floor": pytest.approx(0.2 / (40_960 / 576)),
+    }
+    as_set = analyse("deepseek-v3", settings={"headroom": 0.1, "architecture": {"floor": 0.02}})
+    assert as_set.free_targets[0].share == 0.02
+    assert as_set.free_targets[0].tokens == int(0.02 * 611_191)
+    # What the user set for other fields does not leak into the two examples' floors.
+    assert shares(as_set) | {"as set": 0.0} == found
+    assert shares(analyse("llama-3-8b")) == {"as set": 0.0, "headroom 20 %": 0.2}
+
+
+def test_latents_are_not_divided_over_ranks_and_heads_are() -> None:
+    alone, eight = analyse("deepseek-v3"), analyse("deepseek-v3", tp=8)
+    assert eight.tokens == alone.tokens
+    # Decompressed, each rank would keep its 16 heads only.
+    assert eight.decompressed_tokens == 40 * GIB // (61 * 40_960 * 2 // 8)
+    assert analyse("llama-3-70b", tp=8).token_bytes == analyse("llama-3-70b").token_bytes // 8
+    # Never less than one head a rank; with DP attention each replica keeps all heads.
+    assert analyse("llama-3-70b", tp=16).token_bytes == analyse("llama-3-70b", tp=8).token_bytes
+    replicas = analyse("llama-3-70b", tp=8, dp_attention=8)
+    assert replicas.token_bytes == analyse("llama-3-70b").token_bytes
+
+
+def test_fp8_doubles_and_pipeline_stages_divide() -> None:
+    bf16 = analyse("llama-3-8b")
+    assert analyse("llama-3-8b", kv_dtype="fp8_e4m3").token_bytes * 2 == bf16.token_bytes
+    # 61 layers over 2 stages: the one with 31 decides.
+    assert analyse("deepseek-v3", pp=2).token_bytes == 31 * 576 * 2
+
+
+@given(
+    memory=st.integers(1, 200 * GIB),
+    weights=st.integers(0, 200 * GIB),
+    page=st.sampled_from([1, 16, 64, 512]),
+    model=st.sampled_from(["deepseek-v3", "llama-3-8b", "qwen3-next", "kimi-linear"]),
+)
+def test_the_budget_is_never_passed_and_a_page_more_would_not_fit(
+    memory: int, weights: int, page: int, model: str
+) -> None:
+    if memory <= weights:
+        with pytest.raises(SettingsError, match=f"memory is {memory:,} bytes and weights {weights:,}"):
+            analyse(model, memory, weights, page_size=page)
+        return
+    result = analyse(model, memory, weights, page_size=page)
+    assert result.tokens is not None
+    assert result.tokens % page == 0
+    budget = memory - weights
+    assert result.tokens * result.token_bytes <= budget < (result.tokens + page) * result.token_bytes
+    if result.states is not None:
+        assert result.states * result.cost.state_bytes <= budget
+    for target in result.free_targets:
+        assert 0 <= target.tokens <= result.tokens
+
+
+def test_hybrids_have_states_and_tokens() -> None:
+    result = analyse("qwen3-next")
+    assert result.plugin == "generic"
+    assert (result.token_bytes, result.cost.state_bytes) == (24_576, 77_266_944)
+    assert result.states == 40 * GIB // 77_266_944
+    assert result.state_tokens == 77_266_944 // 24_576
+    assert result.decompressed_tokens is None
+    latent = analyse("kimi-linear")
+    assert latent.tokens == 40 * GIB // 8_064
+    assert latent.decompressed_tokens is not None
+    assert latent.decompressed_tokens < latent.tokens
+
+
+def test_states_alone_have_no_tokens_and_no_free_target() -> None:
+    result = analyse(STATES_ONLY)
+    assert result.tokens is None
+    assert result.decompressed_tokens is None
+    assert result.state_tokens is None
+    assert result.states == 40 * GIB // result.cost.state_bytes
+    assert result.free_targets == ()
+
+
+def test_sliding_windows_count_per_token() -> None:
+    result = analyse(SLIDING)
+    assert (result.cost.kv_bytes, result.cost.swa_bytes) == (0, 131_072)
+    assert result.tokens == 40 * GIB // 131_072
+
+
+def test_the_terms_add_up() -> None:
+    for name in ModelSpec.presets():
+        cost = analyse(name).cost
+        for pool, total in (("kv", cost.kv_bytes), ("swa", cost.swa_bytes), ("state", cost.state_bytes)):
+            assert sum(term.bytes for term in cost.terms if term.pool == pool) == total
+
+
+def test_a_hook_that_raises_is_named() -> None:
+    class Bad:
+        @hookimpl
+        def match_model(self, model: ModelSpec) -> int | None:
+            return 99
+
+        @hookimpl
+        def free_target(self) -> float:
+            raise ZeroDivisionError("no pool")
+
+    manager = PluginManager()
+    manager.register(Bad(), "bad")
+    architecture = manager.match(ModelSpec.preset("llama-3-8b"))
+    with pytest.raises(PluginError, match=r"plugin 'bad': free_target raised ZeroDivisionError\('no pool'\)"):
+        plan(architecture, Deployment(), Settings(), memory=GIB, weights=0)

@@ -1,0 +1,307 @@
+"""Replay against a naive reference, the recorded trace's published rates, and across processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costcache import hookimpl
+from costcache.deployment import Deployment
+from costcache.model import ModelSpec
+from costcache.orders import VictimOrder
+from costcache.plugins import PluginManager, get_plugins
+from costcache.policies import BUILTIN, PolicySpec
+from costcache.policies.lru import LRU
+from costcache.records import NodeRecord, RequestInfo, RequestRecord
+from costcache.settings import Settings
+from costcache.sim.replay import Run, replay
+from costcache.sim.trace import Trace
+from costcache.sim.workloads import generate, workload_settings
+
+MODEL = ModelSpec.preset("llama-3-8b")
+TIMING = ("seconds", "requests_per_second")
+
+Page = tuple[int, ...]
+
+
+@dataclass
+class Reference:
+    """A cache of single pages, each named by its whole path of tokens; all costs are linear."""
+
+    capacity: int | None
+    page_size: int
+
+    def __post_init__(self) -> None:
+        self.last: dict[Page, int] = {}
+        self.step = 0
+        self.evicted = 0
+        self.oversized = 0
+
+    def request(self, tokens: list[int]) -> int:
+        """Tokens found; then the whole pages are cached, for which others go, leaf by leaf, by LRU."""
+        self.step += 1
+        size, last = self.page_size, self.last
+        whole = len(tokens) // size
+        paths = [tuple(tokens[: (i + 1) * size]) for i in range(whole)]
+        found = 0
+        while found < whole and paths[found] in last:
+            last[paths[found]] = self.step
+            found += 1
+        if self.capacity is not None:
+            self.oversized += whole > self.capacity
+            for _ in range(whole - found - (self.capacity - len(last))):
+                parents = {path[:-size] for path in last}
+                leaves = [path for path in last if path not in parents and path not in paths]
+                if not leaves:
+                    break
+                del last[min(leaves, key=last.__getitem__)]
+                self.evicted += size
+        room = whole if self.capacity is None else self.capacity - len(last) + found
+        for path in paths[found:room]:
+            last[path] = self.step
+        return found * size
+
+
+def token_lists(trace: Trace) -> list[list[int]]:
+    """The prompts as tokens: the j-th token of block b is b * 1000 + j."""
+    size, prompts = trace.block_size, []
+    for (start, stop), tokens in zip(
+        pairwise(trace.offsets.tolist()), trace.input_tokens.tolist(), strict=True
+    ):
+        ids = trace.ids[start:stop].tolist()
+        prompts.append([ids[i // size] * 1000 + i % size for i in range(tokens)])
+    return prompts
+
+
+def run(
+    trace: Trace,
+    page_size: int,
+    capacity: int | None,
+    policy: str = "lru",
+    plugins: PluginManager | None = None,
+    progress: Callable[[int], None] | None = None,
+    **settings: Any,
+) -> Run:
+    return replay(
+        trace,
+        trace.page_keys(page_size),
+        MODEL,
+        Deployment(page_size=page_size),
+        Settings(policy=policy, **settings),
+        capacity,
+        plugins=plugins,
+        progress=progress,
+    )
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Short prompts of few ids, so that they share a lot and diverge everywhere."""
+    size = draw(st.integers(1, 4))
+    prompts = draw(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=25))
+    cut = [draw(st.integers(0, size - 1)) if ids else 0 for ids in prompts]
+    return Trace(
+        name="drawn",
+        block_size=size,
+        timestamps=np.arange(len(prompts), dtype=np.float64),
+        input_tokens=np.array([len(p) * size - c for p, c in zip(prompts, cut, strict=True)], np.int64),
+        output_tokens=np.ones(len(prompts), np.int64),
+        ids=np.array([i for p in prompts for i in p], np.int64),
+        offsets=np.cumsum([0, *map(len, prompts)]).astype(np.int64),
+    )
+
+
+@given(trace=traces(), page_size=st.integers(1, 6), pages=st.integers(1, 12))
+def test_lru_finds_what_a_cache_of_single_pages_finds(trace: Trace, page_size: int, pages: int) -> None:
+    reference = Reference(pages, page_size)
+    hits = [reference.request(tokens) for tokens in token_lists(trace)]
+    result = run(trace, page_size, pages * page_size)
+    assert result.hit_tokens == sum(hits)
+    assert result.evicted_tokens == reference.evicted
+    assert result.oversized_requests == reference.oversized
+    total = int(trace.input_tokens.sum())
+    assert result.token_hit_rate == (sum(hits) / total if total else 0.0)
+    # c0 * [n + n**2 / (2 L)] FLOPs for n tokens; c0 is in both and goes.
+    crossover = get_plugins().match(MODEL).cost(Deployment()).crossover_tokens
+
+    def flops(lengths: list[int]) -> float:
+        return sum(n + n * n / (2 * crossover) for n in lengths)
+
+    asked = flops(trace.input_tokens.tolist())
+    assert result.flops_saved_rate == pytest.approx(flops(hits) / asked if asked else 0.0)
+
+
+@given(trace=traces(), page_size=st.integers(1, 6))
+def test_without_a_limit_every_page_misses_once(trace: Trace, page_size: int) -> None:
+    reference = Reference(None, page_size)
+    hits = sum(reference.request(tokens) for tokens in token_lists(trace))
+    for policy in ("lru", "mru", "tlru"):
+        result = run(trace, page_size, None, policy)
+        assert result.capacity_tokens is None
+        assert result.hit_tokens == hits
+        assert result.token_hit_rate == pytest.approx(trace.ideal_hit_rate(page_size))
+        assert (result.evicted_tokens, result.evictions, result.oversized_requests) == (0, 0, 0)
+    enough = trace.distinct_pages(page_size) * page_size
+    if enough:
+        assert run(trace, page_size, enough).hit_tokens == hits
+        assert run(trace, page_size, enough).evicted_tokens == 0
+
+
+@given(trace=traces(), page_size=st.integers(1, 3), pages=st.integers(1, 12), policy=st.sampled_from(BUILTIN))
+def test_no_policy_finds_more_than_the_ideal(trace: Trace, page_size: int, pages: int, policy: str) -> None:
+    result = run(trace, page_size, pages * page_size, policy)
+    assert result.token_hit_rate <= trace.ideal_hit_rate(page_size) + 1e-12
+    assert (result.fallbacks, result.clamped) == (0, 0)
+    assert 0 <= result.flops_saved_rate <= 1
+    # What went and what is left came in: nothing is evicted twice.
+    assert result.evicted_tokens + pages * page_size >= trace.distinct_pages(page_size) * page_size - sum(
+        max(0, tokens // page_size - pages) * page_size for tokens in trace.input_tokens.tolist()
+    )
+
+
+def test_a_request_longer_than_the_pool_caches_its_head() -> None:
+    prompts = [[1, 2, 3], [5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 11], [1, 2]]
+    trace = Trace(
+        name="long",
+        block_size=4,
+        timestamps=np.arange(4.0),
+        input_tokens=np.array([12, 24, 20, 8], np.int64),
+        output_tokens=np.ones(4, np.int64),
+        ids=np.array([i for p in prompts for i in p], np.int64),
+        offsets=np.cumsum([0, *map(len, prompts)]).astype(np.int64),
+    )
+    result = run(trace, 4, 16)
+    assert result.oversized_requests == 2
+    # The third finds the four pages that the second could keep; the fourth finds nothing.
+    assert result.hit_tokens == 16
+    assert result.evicted_tokens == 12 + 8
+
+
+def test_a_pool_of_half_pages_is_rounded_down() -> None:
+    trace = generate("chat", workload_settings("chat", {"requests": 60}))
+    assert asdict_untimed(run(trace, 16, 1615)) == {
+        **asdict_untimed(run(trace, 16, 1600)),
+        "capacity_tokens": 1615,
+    }
+
+
+def asdict_untimed(result: Run) -> dict[str, Any]:
+    return {name: value for name, value in asdict(result).items() if name not in TIMING}
+
+
+def test_smaller_pages_find_more_and_cost_no_accuracy() -> None:
+    trace = generate("multi-turn", workload_settings("multi-turn", {"requests": 150}))
+    rates = [run(trace, page, None).token_hit_rate for page in (1, 4, 16, 64, 256)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == rates[2]  # sharing is in whole blocks of 16, and partial ones are not shared
+
+
+def test_trimming_whole_nodes_evicts_more() -> None:
+    trace = generate("chat", workload_settings("chat", {"requests": 300}))
+    exact, off = run(trace, 16, 16_000), run(trace, 16, 16_000, trim="off")
+    assert exact.trimmed > 0
+    assert off.trimmed == 0
+    assert off.evicted_tokens > exact.evicted_tokens
+
+
+def test_headroom_evicts_more_and_keeps_less() -> None:
+    trace = generate("chat", workload_settings("chat", {"requests": 300}))
+    exact, headroom = run(trace, 16, 16_000), run(trace, 16, 16_000, headroom=0.2)
+    assert headroom.evictions < exact.evictions
+    assert headroom.token_hit_rate < exact.token_hit_rate
+
+
+def offering(name: str, order: type[VictimOrder]) -> PluginManager:
+    """The built-in plugins, and one that offers a policy."""
+
+    class Plugin:
+        @hookimpl
+        def policies(self) -> dict[str, PolicySpec]:
+            return {name: PolicySpec(lambda cost, pools, settings: order(), "For this test.")}
+
+    manager = PluginManager()
+    manager.register(Plugin(), name)
+    return manager
+
+
+def test_requests_are_finished_with_their_outputs_and_the_clock_is_the_traces() -> None:
+    class Listening(LRU):
+        def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+            heard.append((request.number, info.output_tokens, request.began))
+
+    heard: list[tuple[int, int, float]] = []
+    manager = offering("listening", Listening)
+    trace = generate("chat", workload_settings("chat", {"requests": 50}))
+    run(trace, 16, None, "listening", manager)
+    assert heard == list(
+        zip(range(1, 51), trace.output_tokens.tolist(), trace.timestamps.tolist(), strict=True)
+    )
+
+
+def test_an_order_that_fails_is_replaced_and_counted() -> None:
+    class Failing(LRU):
+        def touch(self, record: NodeRecord) -> None:
+            raise KeyError(record.serial)
+
+    manager = offering("failing", Failing)
+    trace = generate("chat", workload_settings("chat", {"requests": 200}))
+    result, lru = run(trace, 16, 16_000, "failing", manager), run(trace, 16, 16_000)
+    assert (result.policy, result.policy_in_force, result.fallbacks) == ("failing", "lru", 1)
+    assert result.hit_tokens == lru.hit_tokens
+
+
+def test_progress_tells_of_every_request() -> None:
+    trace = generate("random", workload_settings("random", {"requests": 1500}))
+    heard: list[int] = []
+    run(trace, 16, 16_000, progress=heard.append)
+    assert sum(heard) == 1500
+    assert len(heard) > 1
+
+
+SCRIPT = """
+import json, sys
+from dataclasses import asdict
+from costcache.deployment import Deployment
+from costcache.model import ModelSpec
+from costcache.settings import Settings
+from costcache.sim.replay import replay
+from costcache.sim.workloads import generate, workload_settings
+trace = generate("agentic", workload_settings("agentic", {"requests": 250}))
+for policy in sys.argv[1:]:
+    run = replay(trace, trace.page_keys(16), ModelSpec.preset("llama-3-8b"), Deployment(page_size=16),
+                 Settings(policy=policy), 200_000)
+    print(json.dumps(asdict(run)))
+"""
+
+
+def test_every_policy_decides_the_same_in_every_process(repo_root: Path) -> None:
+    outputs = []
+    for seed in ("0", "1", "4242"):
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, *BUILTIN],
+            cwd=repo_root,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        runs = [json.loads(line) for line in done.stdout.splitlines()]
+        for entry in runs:
+            assert entry["evicted_tokens"] > 0
+            for name in TIMING:
+                del entry[name]
+        outputs.append(runs)
+    assert len(outputs[0]) == len(BUILTIN)
+    assert outputs[0] == outputs[1] == outputs[2]
