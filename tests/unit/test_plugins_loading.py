@@ -1,0 +1,298 @@
+"""Entry points: each loads on its own, and what is wrong with one is said by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from costcache import ModelSpec, PluginError, PolicySpec, RadixCache, SettingsError, hookimpl
+from costcache.hookspecs import PROJECT
+from costcache.plugins import HOOKS, PluginManager
+from costcache.policies.lru import LRU
+from tests.property.kit import MODEL, Plugin, manager, policy
+
+GOOD = """
+from costcache import PolicySpec, hookimpl
+from costcache.policies.lru import LRU
+
+@hookimpl
+def policies():
+    return {NAME: PolicySpec(lambda cost, pools, settings: LRU(), "as lru")}
+"""
+
+Install = Callable[..., PluginManager]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install distributions of one entry point each, then load all entry points there are."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def load(**sources: str) -> PluginManager:
+        for name, source in sources.items():
+            module = f"plugin_module_{name}"
+            (tmp_path / f"{module}.py").write_text(source.replace("NAME", repr(name)))
+            info = tmp_path / f"dist_{name}-1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dist-{name}\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text(f"[{PROJECT}]\n{name} = {module}\n")
+        made = PluginManager()
+        made.load_entry_points()
+        return made
+
+    return load
+
+
+def reasons(made: PluginManager) -> dict[str, str]:
+    """What was said of each of this test's plugins."""
+    return {f.plugin: f.reason for f in made.failures if f.source.startswith(("plugin_module_", "tests:"))}
+
+
+HOOK = "from costcache import hookimpl\n@hookimpl\n"
+
+BROKEN = {
+    "missing_package": ("import no_such_package_at_all", "No module named 'no_such_package_at_all'"),
+    "raises": ("raise RuntimeError('at import')", "RuntimeError: at import"),
+    "exits": ("raise SystemExit(3)", "SystemExit: 3"),
+    "syntax": ("def (", "SyntaxError"),
+    "no_hooks": ("x = 1", "no function in it is marked @costcache.hookimpl"),
+    "unmarked": ("def match_model(model): return 3", "no function in it is marked"),
+    "misspelt": (HOOK + "def match_modle(model): return 3", "did you mean 'match_model'?"),
+    "far_off": (HOOK + "def zzz(model): return 3", "the hooks are adjust_eviction_count"),
+    "unknown_argument": (HOOK + "def match_model(modle): return 3", "no argument 'modle'; it has (model)"),
+    "defaulted": (HOOK + "def match_model(model=None): return 3", "'model' a default"),
+    "keyword_only": (HOOK + "def match_model(*, model): return 3", "'model' by keyword"),
+    "position_only": (HOOK + "def match_model(model, /): return 3", "position only"),
+    "star": (HOOK + "def match_model(*models): return 3", "no argument 'models'"),
+    "keywords": (HOOK + "def match_model(**model): return 3", "'model'"),
+    "wrapper": (
+        HOOK.strip() + "(wrapper=True)\ndef match_model(model):\n    return (yield)",
+        "wrapper",
+    ),
+    "policies_raise": (HOOK + "def policies(): raise ValueError('nothing to offer')", "nothing to offer"),
+    "policies_list": (HOOK + "def policies(): return ['lru']", "['lru']"),
+    "policies_none": (HOOK + "def policies(): return None", "None"),
+    "policies_of_what": (HOOK + "def policies(): return {'p': 3}", "'p': 3"),
+    "policies_unnamed": (
+        HOOK
+        + "def policies():\n from costcache import PolicySpec\n"
+        + " return {3: PolicySpec(lambda c, p, s: None, '')}",
+        "3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_plugin_is_reported_and_the_others_load(
+    name: str, install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, said = BROKEN[name]
+    made = install(aaa=GOOD, **{name: source}, zzz=GOOD)
+    assert list(reasons(made)) == [name]
+    assert said in reasons(made)[name]
+    assert "\n" not in reasons(made)[name]
+    assert {"aaa", "zzz", "lru"} <= set(made.policies())
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert sum(f"{name!r}" in text and said in text for text in warnings) == 1
+    # What is left serves.
+    cache = RadixCache(MODEL, 10, policy="zzz", plugins=made)
+    cache.insert([1, 2, 3])
+    assert cache.evict(2).freed == 2
+
+
+def test_all_broken_at_once(install: Install) -> None:
+    made = install(aaa=GOOD, **{name: source for name, (source, _) in BROKEN.items()})
+    found = reasons(made)
+    assert set(found) == set(BROKEN)
+    assert all(said in found[name] for name, (_, said) in BROKEN.items())
+    assert "aaa" in made.policies()
+    described = json.loads(json.dumps(made.describe()))
+    assert {failure["plugin"] for failure in described["failures"]} >= set(BROKEN)
+
+
+def test_an_entry_point_of_a_missing_attribute_or_module(tmp_path: Path, install: Install) -> None:
+    info = tmp_path / "odd-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[{PROJECT}]\nno_module = plugin_module_absent\nno_attribute = plugin_module_aaa:plugin\n"
+    )
+    made = install(aaa=GOOD)
+    assert "plugin_module_absent" in reasons(made)["no_module"]
+    assert "plugin" in reasons(made)["no_attribute"]
+
+
+def test_two_entry_points_of_one_name(tmp_path: Path, install: Install) -> None:
+    info = tmp_path / "second-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: second\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{PROJECT}]\naaa = plugin_module_bbb\nlru = plugin_module_bbb\n")
+    made = install(aaa=GOOD, bbb=GOOD)
+    found = reasons(made)
+    assert "'aaa' is loaded already (plugin_module_aaa)" in found["aaa"]
+    assert "'lru' is loaded already (costcache.policies.lru)" in found["lru"]
+
+
+def test_a_policy_name_that_is_taken() -> None:
+    made = manager(
+        one=policy("mine", LRU),
+        two=policy("mine", LRU),
+        three=policy("lru", LRU),
+        four=policy("costcache", LRU),
+    )
+    found = reasons(made)
+    assert "'mine' is taken by 'one'" in found["two"]
+    assert "'lru' is taken by 'lru'" in found["three"]
+    assert "'costcache' is taken by 'the framework'" in found["four"]
+    owners = {item["name"]: item["plugin"] for item in made.describe()["policies"]}
+    assert (owners["mine"], owners["lru"]) == ("one", "lru")
+
+
+def test_one_taken_policy_does_not_take_the_others_with_it() -> None:
+    spec = PolicySpec(lambda cost, pools, settings: LRU(), "")
+    made = manager(own=Plugin(policies=lambda: {"lru": spec, "other": spec}))
+    assert "other" in made.policies()
+    assert "'lru' is taken" in reasons(made)["own"]
+
+
+def test_a_plugin_that_failed_leaves_nothing_behind() -> None:
+    made = PluginManager()
+    with pytest.raises(PluginError, match="nothing to offer"):
+        made.register(Plugin(match_model=lambda model: 9, policies=_no_offer), "own", "tests:own")
+    assert made.match(ModelSpec.preset(MODEL)).name == "generic"
+    assert "own" not in {plugin["name"] for plugin in made.describe()["plugins"]}
+    made.register(policy("mine", LRU), "own", "tests:own")  # the name is free again
+    assert "mine" in made.policies()
+
+
+def _no_offer() -> Any:
+    raise ValueError("nothing to offer")
+
+
+def test_a_class_is_no_plugin_but_its_instance_is() -> None:
+    class Own:
+        @hookimpl
+        def match_model(self, model: ModelSpec) -> int | None:
+            return 5
+
+    with pytest.raises(PluginError, match="'self'"):
+        PluginManager().register(Own, "own")
+    assert manager(own=Own()).match(ModelSpec.preset(MODEL)).name == "own"
+
+
+# -- policies that are offered, and cannot be used --------------------------------------------
+
+
+class Unprintable(BaseModel):
+    """Settings that have no JSON schema."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    order: LRU | None = None
+
+
+def test_describe_survives_a_policy_without_a_schema() -> None:
+    made = manager(
+        own=policy("mine", LRU, settings=Unprintable),
+        two=policy("other", LRU),
+    )
+    described = made.describe()
+    assert {"mine", "other"} <= {item["name"] for item in described["policies"]}
+    json.dumps(described)
+
+
+def test_a_policy_whose_settings_are_no_model_is_reported() -> None:
+    made = manager(two=policy("other", LRU))
+    with pytest.raises(PluginError, match="settings"):
+        made.register(policy("mine", LRU, settings=dict), "own", "tests:own")
+    json.dumps(made.describe())
+
+
+def test_supports_refuses_with_its_reason() -> None:
+    made = manager(own=policy("picky", LRU, supports=lambda model: "it has no states"))
+    with pytest.raises(PluginError, match=r"'picky' does not serve model 'llama-3-8b': it has no states"):
+        RadixCache(MODEL, 10, policy="picky", plugins=made)
+
+
+def test_supports_is_asked_of_the_model() -> None:
+    def states_only(model: ModelSpec) -> str | None:
+        return None if model.has_states else "it has no states"
+
+    made = manager(own=policy("picky", LRU, supports=states_only))
+    assert RadixCache("qwen3-next", 10, policy="picky", plugins=made).policy == "picky"
+    with pytest.raises(PluginError, match="it has no states"):
+        RadixCache(MODEL, 10, policy="picky", plugins=made)
+
+
+def _raises(*arguments: Any) -> Any:
+    raise ZeroDivisionError("oh")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        PolicySpec(_raises, ""),
+        PolicySpec(lambda cost, pools, settings: LRU(), "", supports=_raises),
+        PolicySpec(lambda cost, pools, settings: None, ""),  # type: ignore[arg-type, return-value] # the point
+        PolicySpec(lambda cost, pools, settings: LRU, ""),  # type: ignore[arg-type, return-value] # the point
+        PolicySpec(lambda cost: LRU(), ""),  # type: ignore[arg-type, misc] # the point
+    ],
+)
+def test_a_policy_that_cannot_be_made_is_named(spec: PolicySpec) -> None:
+    made = manager(own=Plugin(policies=lambda: {"mine": spec}))
+    with pytest.raises(PluginError, match="'mine'"):
+        RadixCache(MODEL, 10, policy="mine", plugins=made)
+
+
+def test_an_unknown_policy_gets_a_suggestion() -> None:
+    with pytest.raises(PluginError, match=r"no policy 'lur': did you mean 'lru'\?"):
+        RadixCache(MODEL, 10, policy="lur", plugins=manager())
+    with pytest.raises(PluginError, match=r"The policies are costcache, fifo"):
+        RadixCache(MODEL, 10, policy="quantum", plugins=manager())
+
+
+def test_policy_settings_are_named_in_full() -> None:
+    with pytest.raises(SettingsError, match=r"policy_settings\.protected_threshold.*'many'"):
+        RadixCache(
+            MODEL, 10, policy="slru", plugins=manager(), policy_settings={"protected_threshold": "many"}
+        )
+    with pytest.raises(
+        SettingsError, match=r"unknown setting 'policy_settings\.size': known settings are none"
+    ):
+        RadixCache(MODEL, 10, policy="lru", plugins=manager(), policy_settings={"size": 3})
+
+
+def test_make_order_gets_cost_pools_and_settings() -> None:
+    told: list[Any] = []
+
+    class Own(BaseModel):
+        depth: int = 3
+
+    def make(*arguments: Any) -> LRU:
+        told.extend(arguments)
+        return LRU()
+
+    made = manager(own=Plugin(policies=lambda: {"mine": PolicySpec(make, "", Own)}))
+    RadixCache(MODEL, 33, 4, policy="mine", plugins=made, policy_settings={"depth": 4})
+    cost, (pool,), settings = told
+    assert cost.token.kv_bytes == 131_072
+    assert (pool.pool, pool.unit, pool.capacity, pool.free, pool.page_size) == ("kv", "tokens", 32, 32, 4)
+    assert (pool.evictable, pool.held) == (0, 0)
+    assert settings == Own(depth=4)
+
+
+def test_describe_lists_what_is_there() -> None:
+    described = manager(own=policy("mine", LRU)).describe()
+    plugins = {item["name"]: item for item in described["plugins"]}
+    assert plugins["own"] == {"name": "own", "source": "tests:own", "hooks": ["policies"]}
+    assert plugins["generic"]["hooks"] == sorted(set(HOOKS) - {"policies"})
+    policies = {item["name"]: item for item in described["policies"]}
+    assert policies["slru"]["settings"]["protected_threshold"]["default"] == 2
+    assert all(item["summary"] for item in policies.values())
+    assert described["failures"] == []
