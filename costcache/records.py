@@ -153,10 +153,6 @@ class NodeRecord:
         self.creator = tail.creator
         self.priority = tail.priority
 
-    def __lt__(self, other: NodeRecord) -> bool:
-        # A heap compares records where one is in it twice with the same key.
-        return self.serial < other.serial
-
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} #{self.serial} [{self.depth}, {self.end}) uses={self.uses} "
