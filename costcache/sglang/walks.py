@@ -1,0 +1,280 @@
+"""Fast match, lock and insert walks for SGLang's Python tree core.
+
+They serve trees with FULL attention alone on the device: no HiCache, no storage, no external linker. There
+each node has its KV on the device, so a walk compares keys and nothing else. Every other tree, and
+every key or request that these walks do not know, goes through SGLang's own.
+
+What makes them fast: the key is copied to bytes once, a node is compared by one ``memcmp`` against the
+array that it holds anyway, children are found by the bytes of their first page, and nothing is
+sliced, concatenated or called per node. All of it holds for EAGLE's keys too: a bigram node of n
+bigrams holds n + 1 tokens, and matches where those n + 1 tokens do.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.mem_cache.base_prefix_cache import (
+    DecLockRefResult,
+    IncLockRefResult,
+    InsertResult,
+    MatchResult,
+)
+from sglang.srt.mem_cache.unified_cache.cache_action import FreeDeviceKV
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components import get_and_increase_time_counter
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import InsertStepResult
+
+__all__ = ["FastWalks"]
+
+FULL = ComponentType.FULL
+TOKEN_BYTES = 8
+# SGLang gives the deepest node of a path the newest time and each ancestor this much less.
+TIME_STEP = 0.00001
+_NO_CHILDREN: dict[Any, Any] = {}
+
+
+class FastWalks(UnifiedTreeCore):  # type: ignore[misc] # SGLang has no type information
+    """SGLang's Python tree core with faster walks; it holds exactly the state that SGLang's own would.
+
+    Every node of a tree that they know has two more attributes: ``edge``, what it is found by in its
+    parent, and ``edges``, its children by theirs.
+
+    A subclass hears of walks through three methods that do nothing here: :meth:`path_walked`,
+    :meth:`nodes_locked` and :meth:`nodes_unlocked`.
+    """
+
+    # ---- what a subclass may override ------------------------------------------------------
+
+    def path_walked(self, path: list[Any]) -> None:
+        """A fast match or insert walked over these nodes, root's child first; all of each matched.
+
+        It comes after a split and before a new leaf: the last node is the deepest that matched, and
+        ``node.priority`` already has the request's.
+        """
+
+    def nodes_locked(self, nodes: list[Any]) -> None:
+        """A fast walk locked these nodes, which were unlocked; deepest first."""
+
+    def nodes_unlocked(self, nodes: list[Any]) -> None:
+        """A fast walk took the last lock of these nodes; deepest first."""
+
+    # ---- the walks -------------------------------------------------------------------------
+
+    @property
+    def has_fast_walks(self) -> bool:
+        """Whether this tree is one that the fast walks know."""
+        return not (self.enable_hicache or self.enable_external_cache_linker) and len(self.components) == 1
+
+    def match_prefix(self, params: Any) -> Any:
+        """The longest prefix of ``params.key`` that the tree has, whole pages; see SGLang's interface."""
+        key = params.key
+        key.maybe_to_bigram_view(self.is_eagle)
+        if not self._knows(key):
+            return super().match_prefix(params)
+        if len(key) < self.page_size:
+            return self._empty_match_result
+        path, matched, action = self._descend(key)
+        self._touch(path)
+        if path:
+            self.path_walked(path)
+        end = path[-1].id if path else self.root_node.id
+        return MatchResult(
+            device_prefix_len=matched,
+            last_device_node=end,
+            last_host_node=end,
+            best_match_node=end,
+            full_kv_hit_length=matched,
+            cache_actions=[] if action is None else [action],
+            last_visited_node_id=end if path else None,
+        )
+
+    def begin_insert(self, params: Any) -> Any:
+        """Insert in one step: no walk that is known here waits for anything."""
+        key, value = params.key, params.value
+        key.maybe_to_bigram_view(self.is_eagle)
+        page_size = self.page_size
+        size = len(key) // page_size * page_size
+        if (
+            not size
+            or value is None
+            or params.rotation_base is not None
+            or params.component_evicted_seqlens
+            or self._ongoing_insert_walk_state is not None
+            or not self._knows(key)
+        ):
+            return super().begin_insert(params)
+        priority, counted = params.priority or 0, params.inserted_len
+        root = self.root_node
+        root.priority = max(root.priority, priority)
+        path, matched, action = self._descend(key)
+        self._touch(path)
+        start, bigram, own, twice = 0, self.is_eagle, params.prev_prefix_len, []
+        for node in path:
+            end = start + len(node.key.token_ids) - bigram
+            if node.priority < priority:  # noqa: PLR1730 - no call per node
+                node.priority = priority
+            if end > counted:
+                node.hit_count += 1
+            if end > own:  # the request computed what the tree has too
+                twice.append(value[max(start, own) : end])
+            start = end
+        if path:
+            self.path_walked(path)
+        actions = [] if action is None else [action]
+        if twice:
+            actions.append(FreeDeviceKV(twice))
+        result = InsertResult(matched, adopted_ranges={} if params.track_adopted_ranges else None)
+        node = path[-1] if path else root
+        if matched < size:
+            result.record_adopted_range(FULL, matched, size)
+            node = self._add_new_node(
+                node,
+                key[matched:size],
+                value[matched:size],
+                priority=priority,
+                session_id=params.session_id,
+                rotation_base=None,
+            )
+            if size > counted:
+                node.hit_count += 1
+        result.last_device_node = node.id
+        return InsertStepResult(actions=actions, result=result)
+
+    def inc_lock_ref(self, node_id: int, skip_lock_components: Sequence[Any] = ()) -> Any:
+        """Lock the node and its ancestors; ``delta`` is the tokens that became protected."""
+        if skip_lock_components or not self.has_fast_walks:
+            return super().inc_lock_ref(node_id, skip_lock_components)
+        root, node = self.root_node, self._node_arena[node_id]
+        # Only the deepest can be a leaf.
+        self.evictable_device_leaves.discard(node)
+        tokens, bigram, fresh = 0, self.is_eagle, []
+        while node is not root:
+            data = node.component_data[FULL]
+            if not data.lock_ref:
+                tokens += len(node.key.token_ids) - bigram
+                fresh.append(node)
+            data.lock_ref += 1
+            node = node.parent
+        if fresh:
+            self.component_evictable_size_[FULL] -= tokens
+            self.component_protected_size_[FULL] += tokens
+            self.nodes_locked(fresh)
+        return IncLockRefResult(delta=tokens, node_id=node_id)
+
+    def dec_lock_ref(self, node_id: int, params: Any, skip_swa: bool = False) -> Any:
+        """Undo one :meth:`inc_lock_ref`.
+
+        Raises:
+            AssertionError: The receipt is not of this node, or a node was not locked, as in SGLang.
+        """
+        if params.skipped_lock_components or not self.has_fast_walks:
+            return super().dec_lock_ref(node_id, params, skip_swa)
+        root, first = self.root_node, self._node_arena[node_id]
+        self._assert_receipt_anchor(first, params)
+        node, tokens, bigram, freed = first, 0, self.is_eagle, []
+        while node is not root:
+            data = node.component_data[FULL]
+            left = data.lock_ref - 1
+            if left < 0:
+                raise AssertionError(f"node {node.id} is released and was not locked")
+            data.lock_ref = left
+            if not left:
+                tokens += len(node.key.token_ids) - bigram
+                freed.append(node)
+            node = node.parent
+        if freed:
+            self.component_evictable_size_[FULL] += tokens
+            self.component_protected_size_[FULL] -= tokens
+            if not first.children and freed[0] is first:
+                self.evictable_device_leaves.add(first)
+            self.nodes_unlocked(freed)
+        return DecLockRefResult()
+
+    def _knows(self, key: Any) -> bool:
+        ids = key.token_ids
+        return (
+            type(ids) is array
+            and ids.typecode == "q"
+            and key.is_bigram == self.is_eagle
+            and self.has_fast_walks
+        )
+
+    def _descend(self, key: Any) -> tuple[list[Any], int, Any]:
+        """Walk down as far as ``key`` matches, splitting the node inside which it ends.
+
+        Returns:
+            The nodes that matched, root's child first; their length in tokens (bigrams for EAGLE), whole
+            pages; and the action that a split asks for, or None.
+        """
+        ids, limit = key.token_ids, key.limit
+        # A part of a page at the end does no harm: no edge is that short.
+        wanted = (ids if limit is None or limit >= len(ids) else ids[:limit]).tobytes()
+        spare = TOKEN_BYTES if key.is_bigram else 0
+        width = TOKEN_BYTES * self.page_size + spare
+        node, at = self.root_node, 0
+        path: list[Any] = []
+        edge: Any = (wanted[:width], key.extra_key, key.cache_salt)
+        while True:
+            child = node.edges.get(edge)
+            if child is None:
+                return path, at // TOKEN_BYTES, None
+            tokens = child.key.token_ids
+            if not wanted.startswith(tokens, at):
+                break
+            path.append(child)
+            node = child
+            at += TOKEN_BYTES * len(tokens) - spare
+            edge = wanted[at : at + width]
+        matched = at // TOKEN_BYTES
+        shared = child.key.match_at(key, matched, page_size=self.page_size)
+        prefix, action = self._split_node(child.key, child, shared)
+        path.append(prefix)
+        return path, matched + shared, action
+
+    def _touch(self, path: list[Any]) -> None:
+        now = float(get_and_increase_time_counter())
+        for node in reversed(path):
+            node.last_access_time = now
+            now -= TIME_STEP
+        self.root_node.last_access_time = now
+
+    # ---- structure: the only places where SGLang adds, splits and removes nodes ----------------
+
+    def _new_node(self, priority: int = 0) -> Any:
+        node = super()._new_node(priority)
+        node.edge, node.edges = None, _NO_CHILDREN
+        return node
+
+    def _add_new_node(self, parent: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        node = super()._add_new_node(parent, key, *args, **kwargs)
+        if self.has_fast_walks:
+            self._hang(parent, node)
+        return node
+
+    def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
+        parent = child.parent
+        prefix, action = super()._split_node(key, child, split_len)
+        if self.has_fast_walks:
+            prefix.edge = child.edge
+            parent.edges[prefix.edge] = prefix
+            self._hang(prefix, child)
+        return prefix, action
+
+    def _remove_leaf_from_parent(self, node: Any) -> None:
+        super()._remove_leaf_from_parent(node)
+        node.parent.edges.pop(node.edge, None)
+
+    def _hang(self, parent: Any, node: Any) -> None:
+        """Make ``node`` findable from ``parent``."""
+        key = node.key
+        first = key.token_ids[: self.page_size + key.is_bigram]
+        edge = (first if isinstance(first, array) else array("q", first)).tobytes()
+        # Below the root all nodes of a path are of one namespace.
+        node.edge = (edge, key.extra_key, key.cache_salt) if parent is self.root_node else edge
+        if parent.edges is _NO_CHILDREN:
+            parent.edges = {}
+        parent.edges[node.edge] = node
