@@ -110,7 +110,9 @@ def run(
 def traces(draw: st.DrawFn) -> Trace:
     """Short prompts of few ids, so that they share a lot and diverge everywhere."""
     size = draw(st.integers(1, 4))
-    prompts = draw(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=25))
+    prompts = draw(
+        st.lists(st.lists(st.integers(0, 3), max_size=5), min_size=draw(st.integers(1, 40)), max_size=40)
+    )
     cut = [draw(st.integers(0, size - 1)) if ids else 0 for ids in prompts]
     return Trace(
         name="drawn",

@@ -85,7 +85,7 @@ def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "80", "5%", "5tok", "5pages", "-1GB", "unlimited", "many GB", "٣GB"])
 def test_what_is_no_size_in_bytes_names_the_option(text: str) -> None:
-    with pytest.raises(SettingsError, match="^--memory .* is not a size in bytes: give 80GiB"):
+    with pytest.raises(SettingsError, match=r"^--memory .* is not a size in bytes: give 80GiB"):
         parse_bytes(text, "--memory")
 
 
