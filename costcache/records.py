@@ -218,9 +218,10 @@ class RequestRecord:
         end: Record of the deepest node that it used or made.
         counted: Tokens of its prefix whose nodes have already counted this request's use.
         matched: Tokens that its first match found.
+        oversized: True once it was longer than the whole pool.
     """
 
-    __slots__ = ("began", "counted", "end", "matched", "number")
+    __slots__ = ("began", "counted", "end", "matched", "number", "oversized")
 
     def __init__(self, number: int, began: float) -> None:
         self.number = number
@@ -228,3 +229,4 @@ class RequestRecord:
         self.end: NodeRecord | None = None
         self.counted = 0
         self.matched = 0
+        self.oversized = False

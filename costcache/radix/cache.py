@@ -353,7 +353,8 @@ class RadixCache:
             _raise_priority(node, priority)
         whole = array.size - array.size % page_size
         added = whole - matched
-        if whole > self._pool.capacity:
+        if whole > self._pool.capacity and not record.oversized:
+            record.oversized = True
             store.oversized += 1
         if added and given is None:
             added = store.fit(node, added)
