@@ -1,0 +1,417 @@
+"""The two ways to write an order, and what a victim costs."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+
+from costcache import KeyedOrder, NodeRecord, RadixCache, Victim, VictimOrder
+from costcache.orders import overridden
+from costcache.policies.fifo import FIFO
+from costcache.policies.filo import FILO
+from costcache.policies.lfu import LFU
+from costcache.policies.lru import LRU
+from costcache.policies.mru import MRU
+from costcache.policies.priority import Priority
+from costcache.policies.slru import SLRU
+from costcache.policies.tlru import TLRU
+from costcache.records import RequestInfo, RequestRecord
+from tests.property.kit import cache_with, check_structure, drain, insert_all, nodes_of
+
+ORDERS: dict[str, Callable[[], KeyedOrder]] = {
+    "lru": LRU,
+    "lfu": LFU,
+    "fifo": FIFO,
+    "mru": MRU,
+    "filo": FILO,
+    "priority": Priority,
+    "slru": SLRU,
+    "tlru": lambda: TLRU(12, 2),
+}
+
+
+def busy(cache: RadixCache, seed: int, steps: int = 150) -> None:
+    """Shared prefixes, splits, repeats, priorities, locks, evictions."""
+    rng = random.Random(seed)
+    locked = []
+    for _ in range(steps):
+        prompt = [rng.randrange(4) for _ in range(rng.randrange(1, 12))]
+        found = cache.match_prefix(prompt)
+        if rng.random() < 0.1:
+            cache.lock(found.node)
+            locked.append(found.node)
+        if rng.random() < 0.7:
+            cache.insert(prompt, priority=rng.randrange(3))
+        if rng.random() < 0.1:
+            cache.refresh(found.node)
+        if rng.random() < 0.3:
+            cache.evict(rng.randrange(1, 6))
+        if locked and rng.random() < 0.1:
+            cache.unlock(locked.pop())
+    for node in locked:
+        cache.unlock(node)
+
+
+def by_search(cache: RadixCache, order: KeyedOrder) -> NodeRecord:
+    """The victim, found the slow way: the lowest key of all unlocked leaves, now."""
+    leaves = [node for node in nodes_of(cache) if node.is_evictable]
+    return min(leaves, key=lambda node: (order.key(node), node.serial))
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_each_victim_is_the_lowest_key_of_all_unlocked_leaves(name: str, seed: int) -> None:
+    cache = cache_with(ORDERS[name], 80)
+    order = cache._store.guard.order
+    assert isinstance(order, KeyedOrder)
+    rng = random.Random(seed)
+    for _ in range(12):
+        busy(cache, rng.randrange(10**6), 25)
+        for _ in range(min(8, cache.evictable)):
+            expected = by_search(cache, order)
+            serial = expected.serial
+            (victim,) = cache.evict(rng.choice([1, expected.tokens])).victims
+            assert victim.serial == serial
+    drain(cache)
+    assert cache.policy == "tested"
+
+
+class Parity(KeyedOrder):
+    """A key that goes up and down: odd uses first."""
+
+    rises = False
+
+    def key(self, record: NodeRecord) -> int:
+        return -(record.uses % 2)
+
+
+class Smallest(KeyedOrder):
+    """A key that a trim and a split lower."""
+
+    def key(self, record: NodeRecord) -> int:
+        return record.tokens
+
+
+class Largest(KeyedOrder):
+    """A key that a trim and a split raise."""
+
+    def key(self, record: NodeRecord) -> int:
+        return -record.tokens
+
+
+class Deepest(KeyedOrder):
+    """A key that a split lowers and nothing raises."""
+
+    def key(self, record: NodeRecord) -> int:
+        return -record.depth
+
+
+class Same(KeyedOrder):
+    """A key that says nothing: the oldest serial goes."""
+
+    def key(self, record: NodeRecord) -> int:
+        return 0
+
+
+class Popular(KeyedOrder):
+    """A key that every touch lowers."""
+
+    rises = False
+
+    def key(self, record: NodeRecord) -> tuple[int, int]:
+        return (-record.uses, -record.recency)
+
+
+@pytest.mark.parametrize("make", [Parity, Smallest, Largest, Deepest, Same, Popular])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_policy_of_one_function_is_followed_exactly(make: type[KeyedOrder], seed: int) -> None:
+    cache = cache_with(make, 80)
+    order = cache._store.guard.order
+    assert isinstance(order, KeyedOrder)
+    rng = random.Random(seed)
+    for _ in range(12):
+        busy(cache, rng.randrange(10**6), 25)
+        for _ in range(min(8, cache.evictable)):
+            serial = by_search(cache, order).serial
+            (victim,) = cache.evict(1).victims
+            assert victim.serial == serial
+    assert cache.policy == "tested", "it was not dropped"
+    drain(cache)
+
+
+def test_a_key_that_returns_to_an_old_value_is_no_error() -> None:
+    """The heap then holds one record twice with one key."""
+    cache = cache_with(Parity)
+    insert_all(cache, ([n] for n in range(4)))
+    for _ in range(7):
+        for n in range(4):
+            cache.match_prefix([n])
+    drain(cache)
+    assert cache.policy == "tested"
+
+
+# -- what a victim costs ----------------------------------------------------------------------
+
+
+class Counted:
+    """A key that counts comparisons."""
+
+    compared: ClassVar[int] = 0
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __lt__(self, other: Counted) -> bool:
+        Counted.compared += 1
+        return bool(self.value < other.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Counted) and bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+def counting(make: Callable[[], KeyedOrder]) -> Callable[[], KeyedOrder]:
+    """The same order, counting its calls of key() in ``order.keys`` and comparisons in Counted."""
+
+    def made() -> KeyedOrder:
+        order = make()
+        key = order.key
+
+        def counted(record: NodeRecord) -> Counted:
+            keys[0] += 1
+            return Counted(key(record))
+
+        keys = [0]
+        order.key = counted  # type: ignore[method-assign] # the order's own key, counted
+        order.keys = keys  # type: ignore[attr-defined] # where the test looks
+        return order
+
+    return made
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_victim_costs_a_logarithm_of_the_leaves(name: str) -> None:
+    cost = {}
+    for leaves in (64, 512, 4096):
+        cache = cache_with(counting(ORDERS[name]), 5 * leaves)
+        order: Any = cache._store.guard.order
+        for n in range(leaves):
+            cache.insert([n, n, n, n])
+        rng = random.Random(1)
+        for _ in range(leaves // 4):  # some are used again, as in life
+            n = rng.randrange(leaves)
+            cache.match_prefix([n, n, n, n])
+        victims = 40
+        cache.evict(4)
+        order.keys[0] = Counted.compared = 0
+        stale = 0
+        for n in range(victims):
+            cache.evict(4)
+            cache.insert([leaves + n] * 4)
+        cost[leaves] = (order.keys[0] - stale) / victims, Counted.compared / victims
+    for leaves, (keys, compared) in cost.items():
+        # A key for the insert, one to check the victim, and now and then one to correct a used leaf.
+        assert keys <= 4, cost
+        assert compared <= 8 * math.log2(leaves), cost
+
+
+def test_leftovers_do_not_pile_up_in_the_heap() -> None:
+    for make in (MRU, Popular):
+        cache = cache_with(make, 100)
+        insert_all(cache, ([n] * 5 for n in range(10)))
+        order: Any = cache._store.guard.order
+        for step in range(20_000):
+            cache.match_prefix([step % 10] * 5)
+        assert len(order._heap) < 5000
+        drain(cache)
+        assert cache.policy == "tested"
+
+
+# -- the events -------------------------------------------------------------------------------
+
+
+class Recorder(VictimOrder):
+    """Writes down what it hears, and checks that records are up to date when it hears it."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.queue: dict[int, NodeRecord] = {}
+
+    def _hear(self, *event: Any) -> None:
+        self.heard.append(event)
+
+    def insert(self, record: NodeRecord) -> None:
+        assert record.is_evictable
+        assert record.uses == 1
+        assert record.data is None
+        self.queue[record.serial] = record
+        self._hear("insert", record.depth, record.tokens)
+
+    def touch(self, record: NodeRecord) -> None:
+        self._hear("touch", record.end, record.uses)
+
+    def refresh(self, record: NodeRecord) -> None:
+        self._hear("refresh", record.end, record.uses)
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        assert tail.parent is prefix
+        assert prefix.end == tail.depth
+        assert prefix.live_children == 1
+        assert bool(prefix.locks) == bool(tail.locks)
+        self.queue[prefix.serial] = prefix
+        self._hear("split", prefix.depth, prefix.tokens, tail.tokens)
+
+    def trim(self, record: NodeRecord, tokens: int) -> None:
+        self._hear("trim", record.end, tokens)
+
+    def remove(self, record: NodeRecord) -> None:
+        assert record.parent is not None
+        del self.queue[record.serial]
+        self._hear("remove", record.depth, record.tokens, record.parent.live_children)
+
+    def lock(self, record: NodeRecord) -> None:
+        assert record.locks == 1
+        self._hear("lock", record.end)
+
+    def unlock(self, record: NodeRecord) -> None:
+        assert record.locks == 0
+        self._hear("unlock", record.end)
+
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        self._hear("finish", request.number, request.end.end if request.end else None, info.output_tokens)
+
+    def next_victim(self, pool: str) -> Victim | None:
+        self._hear("next_victim", pool)
+        return next((Victim(r) for r in self.queue.values() if r.is_evictable), None)
+
+
+def test_an_order_hears_every_change_in_order() -> None:
+    recorder = Recorder()
+    cache = cache_with(lambda: recorder)
+
+    def heard() -> list[tuple[Any, ...]]:
+        events, recorder.heard = recorder.heard, []
+        return events
+
+    cache.insert([1, 2, 3, 4, 5, 6], request="r")
+    assert heard() == [("insert", 0, 6)]
+    found = cache.match_prefix([1, 2, 3, 4])
+    assert heard() == [("split", 0, 4, 2), ("touch", 4, 2)]
+    cache.match_prefix([1, 2, 3, 4])
+    assert heard() == [("touch", 4, 3)]
+    cache.match_prefix([1, 2, 3, 4, 5, 6], "r")
+    assert heard() == [("touch", 4, 3), ("touch", 6, 1)], "r has counted these nodes before"
+    cache.lock(found.node)
+    assert heard() == [("lock", 4)]
+    cache.lock(found.node)
+    assert heard() == [], "locked already"
+    cache.insert([1, 2, 9])
+    assert heard() == [("split", 0, 2, 2), ("touch", 2, 4), ("insert", 2, 1)]
+    cache.unlock(found.node)
+    assert heard() == []
+    cache.unlock(found.node)
+    assert heard() == [("unlock", 4), ("unlock", 2)], "the prefix was locked by its child alone"
+    cache.refresh(found.node)
+    assert heard() == [("refresh", 4, 3), ("refresh", 2, 4)]
+    cache.finish("r", RequestInfo(output_tokens=7))
+    assert heard() == [("finish", 1, 6, 7)]
+    cache.evict(1)
+    assert heard() == [("next_victim", "kv"), ("trim", 5, 1)]
+    cache.evict(2)
+    assert heard() == [
+        ("next_victim", "kv"),
+        ("remove", 4, 1, 0),
+        ("next_victim", "kv"),
+        ("trim", 3, 1),
+    ]
+    check_structure(cache)
+    assert cache.policy == "tested"
+
+
+def test_events_that_nobody_overrides_are_not_called() -> None:
+    order = LRU()
+    for event in ("touch", "refresh", "lock", "finish"):
+        assert overridden(order, event) is None
+    for event in ("insert", "split", "trim", "remove", "unlock", "defer"):
+        assert overridden(order, event) is not None
+    assert overridden(MRU(), "touch") is not None
+    assert overridden(VictimOrder(), "insert") is None
+    own = VictimOrder()
+    heard: list[NodeRecord] = []
+    vars(own)["touch"] = heard.append  # a handler may be set on the object too
+    assert overridden(own, "touch") == heard.append
+
+
+def test_a_policy_may_define_touch_and_not_rise() -> None:
+    touched: list[int] = []
+
+    class Own(MRU):
+        def touch(self, record: NodeRecord) -> None:
+            touched.append(record.serial)
+            self._requeue(record)
+
+    cache = cache_with(Own)
+    insert_all(cache, ([1], [2], [3]))
+    cache.match_prefix([1])
+    assert touched
+    assert cache.evict(1).victims[0].recency == 4
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_order_can_start_from_a_cache_that_exists(name: str) -> None:
+    cache = cache_with(ORDERS[name], 120)
+    busy(cache, 5)
+    cache.reset(force=True)
+    busy(cache, 6, 60)
+    late = ORDERS[name]()
+    late.load(cache._tree.records())
+    told = []
+    live = list(nodes_of(cache))
+    for _ in range(len([node for node in live if node.is_evictable])):
+        victim = late.next_victim("kv")
+        assert victim is not None
+        told.append(victim.record)
+    assert late.next_victim("kv") is None, "each leaf once"
+    assert {record.serial for record in told} == {node.serial for node in live if node.is_evictable}
+    if name != "tlru":  # which remembers prefixes that have gone
+        assert told == sorted(told, key=lambda record: (late.key(record), record.serial))
+
+
+def test_base_classes_ask_for_what_is_missing() -> None:
+    class Empty(VictimOrder):
+        pass
+
+    class Keyless(KeyedOrder):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Empty must define next_victim"):
+        Empty().next_victim("kv")
+    with pytest.raises(NotImplementedError, match="Keyless must define key"):
+        Keyless().insert(NodeRecord(2, NodeRecord(1, None, 0, 0), 4, 0))
+
+
+def test_next_victim_of_an_empty_order_is_none() -> None:
+    for make in ORDERS.values():
+        assert make().next_victim("kv") is None
+
+
+def test_a_victim_that_is_asked_for_again_is_another() -> None:
+    """Until an event brings it back, a victim that was named is forgotten."""
+    cache = cache_with(LRU)
+    insert_all(cache, ([1], [2]))
+    order = cache._store.guard.order
+    first, second = order.next_victim("kv"), order.next_victim("kv")
+    assert first is not None
+    assert second is not None
+    assert first.record is not second.record
+    assert order.next_victim("kv") is None
+    order.defer(first)
+    order.defer(second)
+    assert order.next_victim("kv") == first
