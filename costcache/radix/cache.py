@@ -301,11 +301,13 @@ class RadixCache:
         """
         array = as_int64(tokens, "tokens")
         record = self._request(request)
+        first = record.end is None
         tree = self._tree
         root = tree.root((extra_key, cache_salt))
         match = Match(self, tree.match(root, as_key(array, self._page_size), record))
         found = match.matched_len
-        record.matched = max(record.matched, found)
+        if first:
+            record.matched = found  # a later match finds what the request itself inserted
         if found:
             self._hits += 1
             self._hit_tokens += found

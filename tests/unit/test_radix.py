@@ -479,6 +479,15 @@ def test_a_node_has_the_highest_priority_of_its_requests() -> None:
     assert sorted(node.priority for node in nodes_of(cache)) == [4, 6, 6]
 
 
+def test_what_a_request_found_is_not_what_it_made() -> None:
+    cache = new()
+    cache.insert([1, 2])
+    cache.match_prefix([1, 2, 3, 4], "r")
+    cache.insert([1, 2, 3], request="r")
+    cache.match_prefix([1, 2, 3, 4], "r")
+    assert cache._requests["r"].matched == 2
+
+
 def test_finish_tells_what_the_request_made() -> None:
     cache = new()
     cache.insert([1, 2])
