@@ -32,6 +32,7 @@ from tests.docs.pages import Block, Page, pages
 RUN = ("python", "console")
 # A command of a page is found where this interpreter's commands are; tables have one width.
 ENVIRONMENT = {"COLUMNS": "110", "NO_COLOR": "1"}
+UNSET = ("FORCE_COLOR", "PYTEST_ADDOPTS")
 SITE = "site"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -88,7 +89,8 @@ class Runner:
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        return {**os.environ, **ENVIRONMENT, "PATH": path, "PYTHONPATH": str(self.folder / SITE)}
+        mine = {name: value for name, value in os.environ.items() if name not in UNSET}
+        return {**mine, **ENVIRONMENT, "PATH": path, "PYTHONPATH": str(self.folder / SITE)}
 
     def compare(self, expected: str, got: str, line: int) -> None:
         # A rule of a table is as long as its widest number, which may be a timing.

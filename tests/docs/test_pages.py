@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -98,6 +99,15 @@ def test_every_public_name_has_a_docstring_and_is_in_the_reference(name: str) ->
         assert doc, f"{name} has no docstring"
         first = doc.strip().partition("\n")[0].replace("``", "`")
         assert first.partition("`")[0] in section
+
+
+def test_the_architecture_page_places_every_module() -> None:
+    project = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    modules = re.findall(r"\w+", " ".join(layers))
+    page = (REPO / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    missing = [module for module in modules if f"`{module}`" not in page]
+    assert missing == ["__main__"]  # it only calls the command line
 
 
 def test_the_readme_shows_the_demo_that_make_runs() -> None:
