@@ -1,0 +1,88 @@
+"""The offline optimum: what no online policy can beat.
+
+Belady's rule (1966) on the pages of a prefix tree: evict the page whose next use is furthest away.
+A page is used whenever a page behind it is, so its next use is never later than theirs; taking the
+deeper of two equals evicts leaves only. For hits of whole pages with every miss inserted this is
+exact, since each page counts the same and no order of leaves is ever in the way.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from costcache.sim.paths import PageRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from costcache.sim.paths import PagePaths
+
+__all__ = ["optimum"]
+
+_PER_REPORT = 512
+
+
+def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], None] | None = None) -> PageRun:
+    """Replay a trace with knowledge of its future.
+
+    Args:
+        paths: The trace's pages.
+        capacity: Pages in the pool; None for no limit.
+        progress: Called now and then with the number of requests done since the last call.
+    """
+    offsets = paths.offsets.tolist()
+    pages = paths.paths.tolist()
+    requests = len(offsets) - 1
+    lengths = np.diff(paths.offsets)
+    free = paths.distinct if capacity is None else capacity
+    # One number per use: the request of the next use, then the depth. The largest goes first.
+    scale = int(lengths.max(initial=0)) + 1
+    depths = np.arange(paths.paths.size) - np.repeat(paths.offsets[:-1], lengths)
+    ranks = (-(_next_use(paths, requests) * scale + depths)).tolist()
+    cached = bytearray(paths.distinct)
+    heap: list[tuple[int, int]] = []
+    matched: list[int] = []
+    evicted = evictions = oversized = done = 0
+    for request in range(requests):
+        start, stop = offsets[request], offsets[request + 1]
+        at = start
+        while at < stop and cached[pages[at]]:
+            at += 1
+        matched.append(at - start)
+        oversized += capacity is not None and stop - start > capacity
+        shortfall = stop - at - free
+        if shortfall > 0:
+            # What this request uses has the lowest next use of all, this very request: it stays.
+            in_use = -(request + 1) * scale
+            before = evicted
+            while shortfall and heap and heap[0][0] <= in_use:
+                cached[heapq.heappop(heap)[1]] = 0
+                evicted += 1
+                free += 1
+                shortfall -= 1
+            evictions += evicted > before
+            stop -= shortfall  # the head that fits
+        free -= stop - at
+        for position in range(start, stop):
+            page = pages[position]
+            cached[page] = 1
+            heapq.heappush(heap, (ranks[position], page))
+        if progress is not None and request - done >= _PER_REPORT:
+            progress(request - done)
+            done = request
+    if progress is not None:
+        progress(requests - done)
+    return PageRun(np.array(matched, np.int64), evicted, evictions, oversized)
+
+
+def _next_use(paths: PagePaths, never: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """For each use, the request of the next use of the same page; ``never`` where there is none."""
+    request = np.repeat(np.arange(paths.offsets.size - 1), np.diff(paths.offsets))
+    order = np.argsort(paths.paths, kind="stable")
+    same = paths.paths[order[1:]] == paths.paths[order[:-1]]
+    following = np.full(paths.paths.size, never, np.int64)
+    following[order[:-1][same]] = request[order[1:][same]]
+    return following

@@ -1,0 +1,96 @@
+"""Every page of a trace as the number of its path from the root.
+
+Two pages are the same cache entry where their whole prefixes are the same. Numbering paths once
+turns a replay by page into arithmetic on integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from costcache.sim.trace import PageKeys
+
+__all__ = ["PagePaths", "PageRun", "page_paths"]
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PagePaths:
+    """The whole pages of all prompts, end to end.
+
+    Attributes:
+        paths: Number of each page's path, from 0, int64 of shape [pages].
+        parents: Number of the path in front of each path, -1 for a first page, int64 of shape [distinct].
+        offsets: int64 of shape [requests + 1]; request i has ``paths[offsets[i]:offsets[i + 1]]``.
+        distinct: Different paths.
+    """
+
+    paths: Int64
+    parents: Int64
+    offsets: Int64
+    distinct: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PageRun:
+    """What one policy did at one capacity, page by page.
+
+    Attributes:
+        matched: Pages found by each request, int64 of shape [requests].
+        evicted: Pages evicted.
+        evictions: Requests that had a shortfall.
+        oversized: Requests longer than the pool.
+    """
+
+    matched: Int64
+    evicted: int
+    evictions: int
+    oversized: int
+
+
+def page_paths(keys: PageKeys) -> PagePaths:
+    """Number the paths of all pages.
+
+    Goes level by level: at each depth, a path is a pair of its parent's path and its page.
+    """
+    lengths = keys.tokens // keys.page_size
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    pages = _page_numbers(keys, int(offsets[-1]))
+    paths = np.empty(pages.size, np.int64)
+    parents: list[Int64] = []
+    distinct = 0
+    active = np.flatnonzero(lengths)
+    parent = np.full(active.size, -1, np.int64)
+    span = int(pages.max()) + 1 if pages.size else 1
+    depth = 0
+    while active.size:
+        at = offsets[active] + depth
+        # Parents are numbered densely within the level, so the pair fits 64 bits.
+        names, first, inverse = np.unique(
+            (parent - parent.min()) * span + pages[at], return_index=True, return_inverse=True
+        )
+        paths[at] = distinct + inverse
+        parents.append(parent[first])
+        going_on = lengths[active] > depth + 1
+        active, parent = active[going_on], distinct + inverse[going_on]
+        distinct += names.size
+        depth += 1
+    return PagePaths(paths, np.concatenate(parents) if parents else np.empty(0, np.int64), offsets, distinct)
+
+
+def _page_numbers(keys: PageKeys, pages: int) -> Int64:
+    """Each page's content as a dense number: equal numbers, equal bytes."""
+    raw = b"".join(keys)
+    if keys.units_per_page == 1:
+        names = np.frombuffer(raw, np.int64)
+    else:
+        names = np.frombuffer(raw, np.dtype((np.void, keys.bytes_per_page)))
+    if not pages:
+        return np.empty(0, np.int64)
+    return np.unique(names, return_inverse=True)[1].astype(np.int64, copy=False)
