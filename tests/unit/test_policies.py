@@ -1,0 +1,236 @@
+"""What goes first under each built-in policy, by hand-made examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from costcache import RadixCache, RequestInfo
+from costcache.orders import KeyedOrder
+from costcache.policies import BUILTIN, NoSettings, PolicySpec, supports_every_model
+from tests.property.kit import MODEL, drain, insert_all, manager
+
+PLUGINS = manager()
+
+
+def new(policy: str, pool_size: int = 100, **settings: int) -> RadixCache:
+    return RadixCache(MODEL, pool_size, policy=policy, plugins=PLUGINS, policy_settings=settings)
+
+
+def order_of(cache: RadixCache, prompts: dict[str, list[int]]) -> str:
+    """Evict everything, one node at a time; names of the prompts in order of their going."""
+    gone = ""
+    starts = {name: tokens[0] for name, tokens in prompts.items()}
+    left = dict(starts)
+    while cache.evictable:
+        cache.evict(1)
+        roots = {
+            int.from_bytes(edge[:8], "little")
+            for root in cache._tree.roots.values()
+            for edge in root.children
+        }
+        for name, first in list(left.items()):
+            if first not in roots:
+                gone += name
+                del left[name]
+    return gone
+
+
+def three(policy: str, **settings: int) -> tuple[RadixCache, dict[str, list[int]]]:
+    """a, b and c, made in this order; then used: c once, a three times, b twice, in this order."""
+    cache = new(policy, **settings)
+    prompts = {"a": [1, 1], "b": [2, 2], "c": [3, 3]}
+    for tokens in prompts.values():
+        cache.insert(tokens)
+    for name in "caaabb":
+        cache.match_prefix(prompts[name])
+    return cache, prompts
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings", "expected"),
+    [
+        ("lru", {}, "cab"),
+        ("lfu", {}, "cba"),
+        ("fifo", {}, "abc"),
+        ("mru", {}, "bac"),
+        ("filo", {}, "cba"),
+        ("priority", {}, "cab"),  # all alike: least recent first
+        ("slru", {}, "cab"),  # all protected
+        ("slru", {"protected_threshold": 1}, "cab"),
+        ("slru", {"protected_threshold": 3}, "cab"),  # c on probation
+        ("slru", {"protected_threshold": 4}, "cba"),  # c and b on probation
+        ("slru", {"protected_threshold": 99}, "cab"),  # all on probation
+        ("tlru", {}, "cab"),
+        ("tlru", {"threshold": 100}, "cab"),  # all may go: least recent first
+    ],
+)
+def test_what_goes_first(policy: str, settings: dict[str, int], expected: str) -> None:
+    cache, prompts = three(policy, **settings)
+    assert order_of(cache, prompts) == expected
+
+
+def test_lfu_breaks_ties_by_recency() -> None:
+    cache = new("lfu")
+    prompts = {"a": [1], "b": [2], "c": [3]}
+    for name in "abc":
+        cache.insert(prompts[name])
+    for name in "bca":
+        cache.match_prefix(prompts[name])
+    assert order_of(cache, prompts) == "bca"
+
+
+def test_lfu_does_not_count_one_request_twice() -> None:
+    cache = new("lfu")
+    prompts = {"a": [1, 1], "b": [2, 2]}
+    for _ in range(9):
+        cache.insert(prompts["a"], request="chunks")
+    cache.insert(prompts["b"])
+    cache.match_prefix(prompts["b"])
+    assert order_of(cache, prompts) == "ab"
+
+
+def test_lfu_and_slru_do_not_count_a_waiting_request() -> None:
+    for policy in ("lfu", "slru"):
+        cache = new(policy)
+        prompts = {"a": [1, 1], "b": [2, 2]}
+        node = cache.insert(prompts["a"]).node
+        cache.insert(prompts["b"])
+        cache.match_prefix(prompts["b"])
+        for _ in range(5):
+            cache.refresh(node)
+        assert order_of(cache, prompts) == "ab"
+
+
+def test_lru_keeps_what_is_waited_for() -> None:
+    cache = new("lru")
+    prompts = {"a": [1, 1], "b": [2, 2]}
+    node = cache.insert(prompts["a"]).node
+    cache.insert(prompts["b"])
+    cache.refresh(node)
+    assert order_of(cache, prompts) == "ba"
+
+
+def test_mru_hears_a_refresh() -> None:
+    cache = new("mru")
+    prompts = {"a": [1, 1], "b": [2, 2]}
+    node = cache.insert(prompts["a"]).node
+    cache.insert(prompts["b"])
+    cache.refresh(node)
+    assert order_of(cache, prompts) == "ab"
+
+
+def test_fifo_and_filo_do_not_see_uses_or_splits() -> None:
+    for policy, expected in (("fifo", "abc"), ("filo", "cba")):
+        cache = new(policy)
+        prompts = {"a": [1, 1, 1], "b": [2, 2, 2], "c": [3, 3, 3]}
+        for tokens in prompts.values():
+            cache.insert(tokens)
+        cache.match_prefix([1, 1])  # a's prefix is new as a node, and as old as a
+        cache.match_prefix([3])
+        assert order_of(cache, prompts) == expected
+
+
+def test_a_tail_that_a_split_left_is_as_old_as_before() -> None:
+    cache = new("lru")
+    insert_all(cache, ([1, 1, 1, 1], [2, 2]))
+    cache.match_prefix([1, 1])
+    (victim,) = cache.evict(2).victims
+    assert (victim.start, victim.tokens) == (2, 2), "the part that was not used"
+    cache.evict(2)
+    assert cache.match_prefix([1, 1]).matched_len == 2
+
+
+def test_priority_goes_before_recency() -> None:
+    cache = new("priority")
+    prompts = {"a": [1], "b": [2], "c": [3], "d": [4]}
+    for name, priority in (("a", 2), ("b", -1), ("c", 2), ("d", 0)):
+        cache.insert(prompts[name], priority=priority)
+    cache.match_prefix(prompts["b"])
+    assert order_of(cache, prompts) == "bdac"
+
+
+def test_priority_is_raised_by_later_requests_and_by_finish() -> None:
+    cache = new("priority")
+    prompts = {"a": [1], "b": [2], "c": [3]}
+    cache.insert(prompts["a"], request="r")
+    cache.insert(prompts["b"], priority=1)
+    cache.insert(prompts["c"], priority=-3)
+    cache.insert(prompts["c"], priority=5)
+    cache.finish("r", RequestInfo(priority=3))
+    assert order_of(cache, prompts) == "bac"
+
+
+def test_slru_protects_for_good() -> None:
+    cache = new("slru")
+    prompts = {chr(97 + n): [n, n] for n in range(6)}
+    cache.insert(prompts["a"])
+    cache.match_prefix(prompts["a"])
+    for name in "bcdef":
+        cache.insert(prompts[name])
+    assert order_of(cache, prompts) == "bcdefa"
+
+
+def test_tlru_takes_the_safe_tails_first() -> None:
+    """A next turn of 2 tokens may prefill 6: of each prompt, what starts 4 or less before its end."""
+    cache = new("tlru", threshold=6, next_prompt_estimate=2)
+    cache.insert(range(10))
+    cache.match_prefix(range(6))  # [6, 10) starts where 4 are left: safe
+    cache.insert(range(100, 110))
+    cache.match_prefix(range(100, 105))  # [105, 110) starts where 5 are left: not safe
+    cache.insert([50, 51, 52])  # 3 tokens in all: safe, and newest
+    went = [(v.start, v.tokens) for v in drain(cache).victims]
+    assert went[:2] == [(6, 4), (0, 3)]
+    assert went[2:] == [(0, 6), (5, 5), (0, 5)], "then least recent first"
+
+
+def test_tlru_remembers_the_longest_prefix_after_its_tail_has_gone() -> None:
+    cache = new("tlru", threshold=3, next_prompt_estimate=0)
+    cache.insert(range(10))
+    cache.match_prefix(range(8))
+    cache.insert([50, 51, 52, 53, 54])
+    first, second, third = drain(cache).victims
+    assert (first.start, first.tokens) == (8, 2)
+    # [0, 8) starts 10 before the longest end it has seen; [50..54] starts 5 before: neither is safe.
+    assert (second.start, second.tokens, second.recency) == (0, 8, 2)
+    assert (third.start, third.tokens) == (0, 5)
+
+
+def test_each_builtin_is_a_policy_plugin_of_its_own() -> None:
+    made = manager()
+    assert set(made.policies()) == set(BUILTIN)
+    owners = {item["name"]: item["plugin"] for item in made.describe()["policies"]}
+    assert owners == {name: name for name in BUILTIN}
+    for name, spec in made.policies().items():
+        order = spec.make_order(None, (), spec.settings())  # type: ignore[arg-type] # not read
+        assert isinstance(order, KeyedOrder), name
+        assert spec.supports is supports_every_model
+        assert spec.summary.endswith(".")
+        assert "\n" not in spec.summary
+
+
+def test_each_cache_has_an_order_of_its_own() -> None:
+    for name in BUILTIN:
+        first, second = new(name), new(name)
+        first.insert([1, 2, 3])
+        assert second.evict(5).freed == 0
+        assert first.evict(5).freed == 3
+
+
+def test_every_policy_serves_every_kind_of_model() -> None:
+    for model in ("deepseek-v3", "qwen3-next", "jamba-v0.1", "llama-3-8b"):
+        for name in BUILTIN:
+            cache = RadixCache(model, 20, policy=name, plugins=PLUGINS)
+            insert_all(cache, (range(10), range(50, 70)))
+            assert cache.cached == 20
+            assert drain(cache).freed == 20
+
+
+def test_a_policy_spec_has_sensible_defaults() -> None:
+    def make(*arguments: Any) -> Any:
+        return None
+
+    spec = PolicySpec(make, "what goes first")
+    assert spec.settings is NoSettings
+    assert spec.supports(None) is None  # type: ignore[arg-type] # not read
