@@ -49,11 +49,11 @@ class FastWalks(UnifiedTreeCore):  # type: ignore[misc] # SGLang has no type inf
 
     # ---- what a subclass may override ------------------------------------------------------
 
-    def path_walked(self, path: list[Any]) -> None:
+    def path_walked(self, path: list[Any], inserting: bool) -> None:
         """A fast match or insert walked over these nodes, root's child first; all of each matched.
 
         It comes after a split and before a new leaf: the last node is the deepest that matched, and
-        ``node.priority`` already has the request's.
+        ``node.priority`` already has the request's when inserting.
         """
 
     def nodes_locked(self, nodes: list[Any]) -> None:
@@ -80,7 +80,7 @@ class FastWalks(UnifiedTreeCore):  # type: ignore[misc] # SGLang has no type inf
         path, matched, action = self._descend(key)
         self._touch(path)
         if path:
-            self.path_walked(path)
+            self.path_walked(path, False)
         end = path[-1].id if path else self.root_node.id
         return MatchResult(
             device_prefix_len=matched,
@@ -123,7 +123,7 @@ class FastWalks(UnifiedTreeCore):  # type: ignore[misc] # SGLang has no type inf
                 twice.append(value[max(start, own) : end])
             start = end
         if path:
-            self.path_walked(path)
+            self.path_walked(path, True)
         actions = [] if action is None else [action]
         if twice:
             actions.append(FreeDeviceKV(twice))
@@ -244,10 +244,9 @@ class FastWalks(UnifiedTreeCore):  # type: ignore[misc] # SGLang has no type inf
 
     # ---- structure: the only places where SGLang adds, splits and removes nodes ----------------
 
-    def _new_node(self, priority: int = 0) -> Any:
-        node = super()._new_node(priority)
+    def _register_node(self, node: Any) -> None:
+        super()._register_node(node)
         node.edge, node.edges = None, _NO_CHILDREN
-        return node
 
     def _add_new_node(self, parent: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
         node = super()._add_new_node(parent, key, *args, **kwargs)

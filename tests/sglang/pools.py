@@ -23,6 +23,13 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import publish, reset_context
 from sglang.srt.server_args import ServerArgs
 
+from costcache.deployment import Deployment
+from costcache.model import ModelSpec
+from costcache.settings import Settings, read_settings
+from costcache.sglang.build import make_cache
+from costcache.sglang.cache import CostCache
+from costcache.sglang.plan import Plan
+
 Kind = Literal["mha", "mla", "mamba", "mla_mamba", "swa"]
 KINDS: tuple[Kind, ...] = ("mha", "mla", "mamba", "mla_mamba", "swa")
 
@@ -185,6 +192,66 @@ def init_params(shape: Shape) -> CacheInitParams:
             **shape.params,
         }
     )
+
+
+CONFIG: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "vocab_size": 128,
+    "tie_word_embeddings": False,
+}
+LATENT_CONFIG = {**LATENT, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": None}
+STATE_CONFIG = {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "mha": {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2},
+    "mla": {"architectures": ["DeepseekV2ForCausalLM"], "num_hidden_layers": 2, **LATENT_CONFIG},
+    "mamba": {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", **STATE_CONFIG},
+    "mla_mamba": {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        **STATE_CONFIG,
+        **LATENT_CONFIG,
+    },
+    "swa": {
+        "architectures": ["GptOssForCausalLM"],
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 64,
+        "max_position_embeddings": 16384,
+    },
+}
+"""Configs of models that would have the pools below."""
+
+
+def make_plan(shape: Shape, **settings: Any) -> Plan:
+    """What is decided for a shape; ``settings`` are fields of Settings, LRU by default."""
+    return Plan.of(
+        ModelSpec.from_config(CONFIGS[shape.kind] | CONFIG),
+        Deployment(page_size=shape.page_size),
+        read_settings(Settings, {"policy": "lru", **settings}),
+        core="rust" if shape.core == "rust" else "python",
+    )
+
+
+def cost_cache(shape: Shape, *, plan: Plan | None = None, **settings: Any) -> CostCache:
+    """Our cache; ``settings`` are fields of Settings, LRU by default."""
+    args = publish_args(shape)
+    params = init_params(shape)
+    cache: CostCache = make_cache(params, plan or make_plan(shape, **settings))(params)
+    if shape.hicache is not None:
+        cache.init_hicache(args, params)
+    return cache
 
 
 def stock_cache(shape: Shape) -> UnifiedRadixCache:

@@ -1,0 +1,240 @@
+"""From SGLang's build context to our cache: settings, model, plugin, order and tree core."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, Literal
+
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
+    get_tree_core_factory,
+    register_tree_core_backend,
+)
+
+from costcache.deployment import Deployment, KVDtype
+from costcache.errors import SettingsError
+from costcache.guard import EVENTS
+from costcache.model import ModelSpec
+from costcache.orders import KeyedOrder
+from costcache.plugins import PluginManager, get_plugins
+from costcache.settings import Settings, read_settings
+from costcache.sglang.cache import CostCache
+from costcache.sglang.components import COMPONENTS
+from costcache.sglang.plan import Plan
+from costcache.sglang.pycore import CORE, CostTreeCore
+from costcache.sglang.readback import describe_pools
+
+__all__ = ["build", "make_cache", "needs_python_core", "read_policy"]
+
+logger = logging.getLogger("costcache")
+
+STOCK_POLICIES = frozenset({"lru", "lfu", "slru", "priority", "tlru", "fifo", "mru", "filo"})
+"""SGLang's own names: the same names as ours, for the same orders."""
+
+PREFIX = "costcache:"
+
+KV_DTYPES: dict[str, KVDtype] = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e4m3fnuz": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+    "float8_e5m2fnuz": "fp8_e5m2",
+}
+
+
+def read_policy(name: str, config: dict[str, Any] | None) -> Settings:
+    """The settings that a policy name and its JSON object say.
+
+    Args:
+        name: ``costcache``, ``costcache:NAME``, or one of SGLang's own names, whose JSON is that of SGLang:
+            the parameters of the policy, at the top.
+        config: The JSON object.
+
+    Raises:
+        SettingsError: Names the field, its value and what is allowed.
+    """
+    values = dict(config or {})
+    chosen = name[len(PREFIX) :] if name.startswith(PREFIX) else name
+    if name in STOCK_POLICIES:
+        nested = {key: values.pop(key) for key in list(values) if key not in Settings.model_fields}
+        if nested:
+            values["policy_settings"] = {**nested, **values.get("policy_settings", {})}
+    if chosen != "costcache":
+        if values.setdefault("policy", chosen) != chosen:
+            raise SettingsError(
+                f"--radix-eviction-policy is {name!r} and its config has policy {values['policy']!r}: "
+                "give one of the two"
+            )
+    return read_settings(Settings, values)
+
+
+def read_deployment(ctx: Any, kv_dtype: str) -> Deployment:
+    """How the server runs the model, from its arguments and pools."""
+    args, params = ctx.server_args, ctx.params
+    replicas = getattr(args, "attn_dp_size", None) or (args.dp_size if args.enable_dp_attention else 1)
+    return Deployment(
+        tp=ctx.tp_size,
+        dp_attention=int(replicas),
+        pp=args.pp_size,
+        # Four-byte KV is for tests on CPU: priced as two bytes, and compared as four.
+        kv_dtype=KV_DTYPES.get(kv_dtype, "bf16"),
+        page_size=params.page_size,
+    )
+
+
+def needs_python_core(plan: Plan) -> str | None:
+    """Why the order needs the Python core; None where records of leaves are all that it uses.
+
+    The Rust core does not say what happens to interior nodes: an order that listens to events beyond
+    what the framework's heap does cannot run on it.
+    """
+    name, order = plan.make_order(())
+    if not isinstance(order, KeyedOrder):
+        return f"policy {name!r} keeps a structure of its own"
+    kind = type(order)
+    own = [event for event in EVENTS if getattr(kind, event) is not getattr(KeyedOrder, event)]
+    return f"policy {name!r} listens to {', '.join(own)}" if own else None
+
+
+def choose_core(ctx: Any, settings: Settings, plan: Plan) -> tuple[Literal["python", "rust"], str]:
+    """The tree core that serves, and why.
+
+    Raises:
+        SettingsError: ``core`` is "rust" and something asked for needs the Python core.
+    """
+    if settings.core == "python":
+        return "python", "asked for"
+    why = _why_python(ctx, settings, plan)
+    if settings.core == "rust":
+        if why is not None:
+            raise SettingsError(f"setting 'core' is 'rust', but {why}: use 'auto' or 'python'")
+        return "rust", "asked for"
+    return ("python", why) if why is not None else ("rust", "what SGLang would pick, and fastest")
+
+
+def _why_python(ctx: Any, settings: Settings, plan: Plan) -> str | None:
+    from sglang.srt.mem_cache.unified_cache.tree_core_registry import select_tree_core_backend
+    from sglang.srt.runtime_context import get_disagg, get_memory
+
+    params = ctx.params
+    if ctx.is_hybrid_ssm:
+        return "the model has states"
+    if ctx.is_hybrid_swa:
+        return "the model has sliding-window layers"
+    if ctx.enable_hierarchical_cache or get_disagg().disaggregation_decode_retraction_backup == "host_pool":
+        return "there is a host tier"
+    if get_memory().enable_unified_cache_external_linker:
+        return "there is an external linker"
+    if params.enable_session_radix_cache:
+        return "sessions are on"
+    if settings.trim == "exact":
+        return "trimming is exact"
+    if params.component_registry_override:
+        return "the platform has components of its own"
+    stock = select_tree_core_backend(params)
+    if stock != "rust":
+        return f"SGLang would pick its {stock} core here"
+    return needs_python_core(plan)
+
+
+def refuse(ctx: Any) -> None:
+    """Raise for what our cache has not been tried with; never fall back in silence.
+
+    Raises:
+        SettingsError: Names the option and what to do.
+    """
+    from sglang.srt.hardware_backend.mlx.runtime import use_mlx
+    from sglang.srt.runtime_context import get_memory
+
+    memory = get_memory()
+    other = None
+    if memory.enable_lmcache:
+        other = "--enable-lmcache has a prefix cache of its own"
+    elif memory.enable_flexkv:
+        other = "--enable-flexkv has a prefix cache of its own"
+    elif ctx.is_hybrid_swa and ctx.full_tokens_per_layer == 0:
+        other = "a model of sliding-window layers alone has a prefix cache of its own in SGLang"
+    elif memory.enable_hierarchical_cache and memory.hicache_host_memory_mode == "buffer_only":
+        other = "--hicache-host-memory-mode buffer_only has not been tried"
+    elif use_mlx() or hasattr(ctx.params.req_to_token_pool, "req_to_c128_sidecar"):
+        other = "this platform's own cache components have not been tried"
+    if other is not None:
+        raise SettingsError(
+            f"costcache cannot serve here: {other}. Drop that option, or --radix-eviction-policy costcache"
+            " (and --radix-cache-backend costcache)"
+        )
+
+
+def build(
+    original: Any, ctx: Any, settings: Settings, *, cache_class: Any = None, plugins: PluginManager | None = None
+) -> Any:
+    """Build our cache where SGLang builds its own.
+
+    Args:
+        original: SGLang's ``create_unified_radix_cache``.
+        ctx: Its build context.
+        settings: What the command line says.
+        cache_class: A cache class that somebody else asks for: refused.
+        plugins: Where to look for plugins; the process's own by default.
+
+    Raises:
+        SettingsError: A setting is wrong, or something asked for cannot be combined.
+        PluginError: No plugin or policy can serve the model.
+        ConfigError: The model's config cannot be read.
+    """
+    params = ctx.params
+    if ctx.disable_radix_cache:
+        # Nothing is cached, so nothing is evicted; under a policy name that SGLang knows.
+        params.eviction_policy, params.eviction_policy_config = "lru", None
+        logger.warning("costcache: --disable-radix-cache is on, so there is nothing to decide")
+        return original(ctx, cache_class=cache_class)
+    refuse(ctx)
+    if cache_class is not None:
+        raise SettingsError(f"costcache cannot serve here: {cache_class.__name__} replaces SGLang's cache too")
+    kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
+    model = ModelSpec.from_config(ctx.model_config.hf_config)
+    dtype = str(getattr(kv_pool, "dtype", "bfloat16")).removeprefix("torch.")
+    draft = Plan.of(model, read_deployment(ctx, dtype), settings, plugins=plugins)
+    core, reason = choose_core(ctx, settings, draft)
+    plan = Plan.of(model, draft.cost.deployment, settings, plugins=plugins, core=core, reason=reason)
+    cache = original(ctx, cache_class=make_cache(params, plan))
+    architecture = plan.architecture
+    logger.info(
+        "costcache: plugin %r (specificity %d) for %s, policy %r, %s core (%s), %s, class %s",
+        architecture.name,
+        architecture.specificity,
+        model.architecture,
+        cache.pools.kv.guard.name,
+        core,
+        reason,
+        describe_pools(params, plan),
+        type(cache).__name__,
+    )
+    return cache
+
+
+def make_cache(params: Any, plan: Plan) -> Any:
+    """What makes the cache of SGLang's parameters: point these at our parts."""
+    params.eviction_policy, params.eviction_policy_config = "lru", None
+    if plan.core == "rust":
+        from costcache.sglang import rustcore
+
+        params.tree_core_backend = rustcore.CORE
+        _register_core(rustcore.CORE, rustcore.CostRustCore)
+    else:
+        params.component_registry_override = {**COMPONENTS, **(params.component_registry_override or {})}
+        params.tree_core_backend = CORE
+        _register_core(CORE, CostTreeCore)
+    return functools.partial(CostCache, plan=plan)
+
+
+def _register_core(name: str, core: Any) -> None:
+    if get_tree_core_factory(name) is None:
+        register_tree_core_backend(name, core)
+
+
+def policy_names(plugins: PluginManager | None = None) -> list[str]:
+    """The names that the command line gets: ``costcache`` and ``costcache:NAME`` for every policy."""
+    plugins = get_plugins() if plugins is None else plugins
+    return ["costcache", *(PREFIX + name for name in plugins.policies())]

@@ -1,0 +1,200 @@
+"""SGLang's unified radix cache, evicting by our orders."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from costcache.sglang.pools import Pools
+from costcache.sglang.requests import Life, info, life_of
+from costcache.sglang.victims import KvVictims, ValueVictims, make_victims
+
+if TYPE_CHECKING:
+    from costcache.records import RequestRecord
+    from costcache.sglang.plan import Plan
+
+__all__ = ["CostCache"]
+
+logger = logging.getLogger("costcache")
+
+POOL_OF = {ComponentType.FULL: "kv", ComponentType.SWA: "swa", ComponentType.MAMBA: "state"}
+
+
+class CostCache(UnifiedRadixCache):
+    """The cache that SGLang's scheduler talks to.
+
+    Attributes:
+        plan: What was decided for it.
+        pools: The orders of its pools.
+    """
+
+    def __init__(self, params: Any, plan: Plan) -> None:
+        """Build the cache.
+
+        Args:
+            params: SGLang's parameters; they name our components and tree core, and the policy "lru".
+            plan: What was decided.
+        """
+        self.plan = plan
+        # The tree core tells the pools of its nodes from its first reset on, within super().__init__.
+        self.disable = params.disable
+        self.req_to_token_pool = params.req_to_token_pool
+        self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
+        self.enable_session_radix_cache = params.enable_session_radix_cache
+        self.is_swa_enabled = ComponentType.SWA in params.tree_components
+        self.tree_core: Any = None
+        self.host_pool_group: Any = None
+        self._victims: dict[str, Any] = {}
+        self._walking = False
+        names = [POOL_OF[component] for component in params.tree_components if component in POOL_OF]
+        self.pools = Pools(plan, self.victims, names)
+        super().__init__(params)
+
+    def victims(self, name: str) -> Any:
+        """What frees the victims of a pool."""
+        if name not in self._victims:
+            self._victims[name] = make_victims(self, name)
+        return self._victims[name]
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def _match_tree(self, params: Any) -> Any:
+        if self.disable:
+            return super()._match_tree(params)
+        req = params.req
+        life = None if req is None else life_of(req, self.pools)
+        self.pools.walk(None if life is None else life.records)
+        try:
+            result = super()._match_tree(params)
+        finally:
+            self.pools.rest()
+        if life is not None:
+            life.matched(result.device_prefix_len + result.host_hit_length)
+        return result
+
+    def touch_prefix(self, key: Any) -> None:
+        """A waiting request still wants this prefix: it becomes recent, and no use is counted."""
+        self.pools.walk(None)
+        super().touch_prefix(key)
+
+    def insert(self, params: Any) -> Any:
+        """Cache a sequence; without a request at work it is a request of its own."""
+        if self._walking or self.disable:
+            return super().insert(params)
+        return self._on_behalf(self.pools.begin(), super().insert, params)
+
+    def checkpoint_into_tree(self, req: Any, *, up_to: int, **more: Any) -> None:
+        """Cache what a request has computed. SGLang inserts its prompt once more: one walk to us."""
+        if self.disable:
+            return super().checkpoint_into_tree(req, up_to=up_to, **more)
+        life = life_of(req, self.pools)
+        life.stored = True
+        return self._on_behalf(life.records, super().checkpoint_into_tree, req, up_to=up_to, **more)
+
+    def _on_behalf(self, request: dict[str, RequestRecord], work: Any, *args: Any, **named: Any) -> Any:
+        self.pools.walk(request)
+        self._walking = True
+        try:
+            return work(*args, **named)
+        finally:
+            self._walking = False
+            self.pools.rest()
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        """A request gives its memory back: at its end, or because it must wait again."""
+        super().on_release(req, checkpointed=checkpointed)
+        self._finished(req)
+
+    def claim_kv_row(self, req: Any) -> bool:
+        """A streaming session may keep the request's memory."""
+        claimed = bool(super().claim_kv_row(req))
+        if claimed:
+            self._finished(req)
+        return claimed
+
+    def _finished(self, req: Any) -> None:
+        if self.disable or not req.finished():
+            return
+        life: Life = life_of(req, self.pools)
+        if not life.over:
+            life.over = True
+            self.pools.finish(life.records, info(req, life))
+
+    # -- evictions ---------------------------------------------------------------------------
+
+    def device_sizes(self, component: Any) -> tuple[int, int]:
+        """Units of a component that can be evicted, and that are locked."""
+        core = self.tree_core
+        if core is None:
+            return 0, 0  # the tree core is being built
+        if component is ComponentType.FULL:
+            return int(self.full_evictable_size()), int(self.full_protected_size())
+        if component is ComponentType.SWA:
+            return int(self.swa_evictable_size()), int(self.swa_protected_size())
+        return int(self.mamba_evictable_size()), int(self.mamba_protected_size())
+
+    def _evict_components(
+        self,
+        request_by_type: dict[Any, int],
+        tracker: dict[Any, int],
+        available_size_targets: dict[Any, tuple[Any, int]] | None = None,
+        *,
+        allocation_reclaim_satisfied: Any = None,
+    ) -> None:
+        targets = available_size_targets or {}
+        if allocation_reclaim_satisfied is not None or any(ct is not t for ct, (t, _) in targets.items()):
+            # Pools that share memory: only SGLang knows when there is enough. Its walk goes on, over the
+            # nodes that our components name.
+            super()._evict_components(
+                request_by_type,
+                tracker,
+                available_size_targets,
+                allocation_reclaim_satisfied=allocation_reclaim_satisfied,
+            )
+            return
+        for component in self.tree_components:
+            wanted = request_by_type[component]
+            if wanted <= 0:
+                continue
+            if component not in POOL_OF:
+                super()._evict_components({**dict.fromkeys(request_by_type, 0), component: wanted}, tracker, targets)
+                continue
+            self._evict_pool(component, wanted, tracker, targets.get(component))
+
+    def _evict_pool(
+        self, component: Any, wanted: int, tracker: dict[Any, int], target: tuple[Any, int] | None
+    ) -> None:
+        """Free the shortfall of one pool.
+
+        An allocator may keep part of what is freed to itself (a reserve, the rest of a page): what the
+        allocation still lacks is evicted in another round.
+        """
+        pool = self.pools.by_name[POOL_OF[component]]
+        victims: KvVictims | ValueVictims = self.victims(pool.name)
+        while True:
+            if target is None:
+                short = wanted - tracker[component]
+            else:
+                short = target[1] - self._component_available_size(component)
+            if short <= 0:
+                return
+            before = tracker[component]
+            victims.evict(pool, short, tracker)
+            if target is None or tracker[component] == before:
+                return
+
+    def evict_leaf(self, node_id: int, tracker: dict[Any, int]) -> None:
+        """Evict one device leaf as SGLang does: delete it, demote it, or back it up first."""
+        backup = self._evict_device_leaf(node_id, tracker)
+        if backup is None:
+            return
+        if self._execute_and_commit_kv_backup(backup, write_back=True) > 0:
+            self.writing_check(write_back=True)
+            self._demote(node_id, tracker)
+        elif self._drop_subtree_no_host(node_id, tracker):
+            logger.warning("write-back: the host tier is full; KV under node %d went without a copy", node_id)
+        else:
+            logger.warning("write-back: the host tier is full and node %d is in use; it stays", node_id)

@@ -1,0 +1,241 @@
+"""SGLang's tree components, reporting values that go and locks, and naming victims in stock's walks.
+
+Most evictions are driven by the cache (see :mod:`costcache.sglang.cache`). A few walks stay SGLang's own,
+since they end on conditions that only SGLang knows: joint reclaim of pools that share memory, and the
+host tier. In these the components name the nodes, from the same orders.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.components import (
+    ComponentType,
+    EvictLayer,
+    FullComponent,
+    MambaComponent,
+    SWAComponent,
+)
+from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
+
+from costcache.records import Victim
+from costcache.sglang.pools import PoolEvents
+from costcache.sglang.pycore import CostNode, CostTreeCore
+
+__all__ = ["COMPONENTS", "CostFull", "CostMamba", "CostSWA"]
+
+
+class _Naming:
+    """Victims of one walk, from a pool's order; those that did not go are offered again later."""
+
+    def __init__(self, pool: PoolEvents) -> None:
+        self._pool = pool
+        self._left: dict[int, Victim] = {}
+        self._last: Victim | None = None
+
+    def next(self) -> Any:
+        """The next record that may go, or None."""
+        self._keep()
+        while True:
+            victim = self._pool.guard.next_victim(self._pool.name)
+            if victim is None or victim.record.serial in self._left:
+                return None
+            self._last = victim
+            return victim.record
+
+    def refuse(self) -> None:
+        """The last record cannot go."""
+        self._keep()
+
+    def end(self) -> None:
+        """The walk is over."""
+        self._keep()
+        defer = self._pool.guard.defer
+        if defer is not None:
+            for victim in self._left.values():
+                defer(victim)
+
+    def _keep(self) -> None:
+        last, self._last = self._last, None
+        if last is not None and last.record.parent is not None:
+            self._left[last.record.serial] = last
+
+
+class CostFull(FullComponent):
+    """Full attention: reports what leaves the device and what is locked."""
+
+    tree_core: CostTreeCore
+
+    def evict_component(
+        self,
+        node: CostNode,
+        device_frees: Any,
+        host_frees: Any,
+        cache_actions: Any,
+        target: EvictLayer = EvictLayer.DEVICE,
+    ) -> tuple[int, int]:
+        """Free the node's KV on the device, the host or both."""
+        data = node.component_data[self.component_type]
+        off_device = EvictLayer.DEVICE in target and data.value is not None
+        off_host = EvictLayer.HOST in target and data.host_value is not None
+        freed: tuple[int, int] = super().evict_component(
+            node, device_frees, host_frees, cache_actions, target=target
+        )
+        if off_device:
+            self.tree_core.left_device(node, to_host=data.host_value is not None)
+        elif off_host:
+            self.tree_core.left_host(node)
+        return freed
+
+    def commit_hicache_transfer(
+        self, node: CostNode, phase: CacheTransferPhase, transfers: Any = (), **more: Any
+    ) -> None:
+        """KV was copied between the tiers."""
+        super().commit_hicache_transfer(node, phase, transfers, **more)
+        if phase is CacheTransferPhase.LOAD_BACK and transfers and transfers[0].device_indices is not None:
+            for loaded in transfers[0].nodes_to_load or ():
+                self.tree_core.came_back(self.tree_core.node_by_id(loaded))
+
+    def acquire_component_lock(self, node: CostNode, result: Any, lock_host: bool = False) -> Any:
+        """Lock the path from ``node`` to the root."""
+        if lock_host:
+            return super().acquire_component_lock(node, result, lock_host=True)
+        # A lock covers the whole path, so what is not locked yet is the path's lower end.
+        result = super().acquire_component_lock(node, result)
+        data, root, kv = self.component_type, self.tree_core.root_node, self.tree_core.kv
+        while node is not root and node.component_data[data].lock_ref == 1:
+            if node.kv is not None:
+                kv.lock(node.kv)
+            node = node.parent
+        return result
+
+    def release_component_lock(self, node: CostNode, params: Any, lock_host: bool = False) -> None:
+        """Undo a lock."""
+        super().release_component_lock(node, params, lock_host=lock_host)
+        if lock_host:
+            return
+        data, root, kv = self.component_type, self.tree_core.root_node, self.tree_core.kv
+        while node is not root and node.component_data[data].lock_ref == 0:
+            if node.kv is not None:
+                kv.unlock(node.kv)
+            node = node.parent
+
+    # -- walks that stay stock's ----------------------------------------------------------------
+
+    # With sessions they are stock's whole: which node goes first is then a matter of references.
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        if self.tree_core.enable_session_radix_cache:
+            super()._evict_device_start(request_cnt)
+            return
+        self._evict_device_request_cnt = request_cnt
+        self._naming = _Naming(self.tree_core.kv)
+
+    def _evict_device_next_node(
+        self, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
+    ) -> int | None:
+        if self.tree_core.enable_session_radix_cache:
+            leaf: int | None = super()._evict_device_next_node(
+                tracker, device_frees, host_frees, cache_actions
+            )
+            return leaf
+        if tracker[self.component_type] >= self._evict_device_request_cnt:
+            return None
+        while (record := self._naming.next()) is not None:
+            node: CostNode = record.node
+            if node in self.tree_core.evictable_device_leaves:
+                return node.id
+            self._naming.refuse()
+        return None
+
+    def _evict_device_end(self) -> None:
+        if self.tree_core.enable_session_radix_cache:
+            super()._evict_device_end()
+        else:
+            self._naming.end()
+
+    def drive_host_eviction(
+        self, num_tokens: int, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
+    ) -> None:
+        """Free ``num_tokens`` of the host tier, whole leaves."""
+        core, data = self.tree_core, self.component_type
+        pool = core.pools.by_name.get("host")
+        if pool is None:
+            return
+        victims = self.cache.victims("host")
+        victims.sinks = (tracker, device_frees, host_frees, cache_actions)
+        try:
+            # What can go at once are the leaves; parents become leaves on the way.
+            while (short := num_tokens - tracker[data]) > 0:
+                before = tracker[data]
+                pool.pipeline.evict(short)
+                if tracker[data] == before:
+                    break
+        finally:
+            victims.sinks = None
+
+
+class _ListWalk:
+    """Names the node at which stock's walk over a list of values goes on."""
+
+    pool_name: str
+
+    def name(self, node: CostNode) -> None:
+        """The next step is about ``node``."""
+        self._evict_device_cursor = node
+        self._named_by_cache = True
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        super()._evict_device_start(request_cnt)  # type: ignore[misc]  # a mixin of components
+        self._named_by_cache = False
+        self._naming = _Naming(self.tree_core.pools.by_name[self.pool_name])  # type: ignore[attr-defined]
+
+    def _evict_device_next_node(self, tracker: Any, *frees: Any, **more: Any) -> Any:
+        if self._named_by_cache:
+            self._named_by_cache = False
+        elif (
+            not self.tree_core.enable_session_radix_cache  # type: ignore[attr-defined]
+            and tracker[self.component_type] < self._evict_device_request_cnt  # type: ignore[attr-defined]
+        ):
+            self._evict_device_cursor = self._named()
+        return super()._evict_device_next_node(tracker, *frees, **more)  # type: ignore[misc]
+
+    def _named(self) -> CostNode | None:
+        while (record := self._naming.next()) is not None:
+            node: CostNode = record.node
+            if node.component_data[self.component_type].lock_ref == 0:  # type: ignore[attr-defined]
+                return node
+            self._naming.refuse()
+        return None
+
+    def _evict_device_end(self) -> None:
+        self._naming.end()
+        super()._evict_device_end()  # type: ignore[misc]
+
+    def _refresh_session_partition(self, node: CostNode) -> None:
+        values = self.tree_core.lru_lists[self.component_type]  # type: ignore[attr-defined]
+        values.silent = True  # a session's reference is no use
+        try:
+            super()._refresh_session_partition(node)  # type: ignore[misc]
+        finally:
+            values.silent = False
+
+
+class CostMamba(_ListWalk, MambaComponent):
+    """States: which one goes next is the order's to say."""
+
+    pool_name = "state"
+
+
+class CostSWA(_ListWalk, SWAComponent):
+    """Sliding-window KV: which node's goes next is the order's to say."""
+
+    pool_name = "swa"
+
+
+COMPONENTS = {
+    ComponentType.FULL: CostFull,
+    ComponentType.MAMBA: CostMamba,
+    ComponentType.SWA: CostSWA,
+}
+"""What the builder puts in place of SGLang's own components."""

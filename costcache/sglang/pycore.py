@@ -1,0 +1,384 @@
+"""SGLang's Python tree core, telling the orders what happens to its nodes.
+
+Stock code makes every change; the methods here call it and then report what changed. Each node carries
+one record per pool that holds a value of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
+    UnifiedLRUList,
+    UnifiedTreeCore,
+    UnifiedTreeNode,
+)
+
+from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
+from costcache.sglang.pools import PoolEvents, PoolRecord, Pools
+
+if TYPE_CHECKING:
+    from costcache.records import NodeRecord
+
+__all__ = ["CORE", "CostNode", "CostTreeCore"]
+
+CORE = "costcache"
+"""Name under which the core is registered."""
+
+AUXILIARY = {"swa": ComponentType.SWA, "state": ComponentType.MAMBA}
+FULL = ComponentType.FULL
+
+
+class CostNode(UnifiedTreeNode):
+    """A tree node with its records.
+
+    Attributes:
+        kv: Record while the device holds its full-attention KV.
+        host: Record while only the host holds it.
+        swa: Record while the device holds its sliding-window KV.
+        state: Record while the device holds a state that ends with it.
+    """
+
+    kv: PoolRecord | None = None
+    host: PoolRecord | None = None
+    swa: PoolRecord | None = None
+    state: PoolRecord | None = None
+
+    @property
+    def end(self) -> int:
+        """Tokens of the prefix that ends with this node."""
+        if self.kv is not None:
+            return self.kv.depth + self.kv.tokens
+        total, node = 0, self
+        while node.parent is not None:
+            if node.kv is not None:
+                return total + node.kv.depth + node.kv.tokens
+            total += len(node.key)
+            node = node.parent
+        return total
+
+
+class CostTreeCore(UnifiedTreeCore):
+    """The Python tree core, with events.
+
+    Attributes:
+        pools: The pools that hear of every change.
+        kv: The pool of full-attention KV.
+    """
+
+    def __init__(self, params: Any, components: dict[Any, Any]) -> None:
+        cache = next(iter(components.values())).cache
+        self.pools: Pools = cache.pools
+        self.kv: PoolEvents = self.pools.kv
+        self._trimming = False
+        super().__init__(params, components)
+
+    def reset(self) -> None:
+        """Forget every node, and what the orders know."""
+        self.pools.reset()
+        super().reset()
+        self.root_node.kv = self.kv.root
+        for name, component in AUXILIARY.items():
+            pool = self.pools.by_name.get(name)
+            if pool is not None:
+                stock = self.lru_lists[component]
+                self.lru_lists[component] = _ValueList(self, pool, stock)
+        if "host" in self.pools.by_name:
+            self.evictable_host_leaves = _HostLeaves(self, self.pools.by_name["host"])
+
+    def set_hicache_enabled(self) -> None:
+        """A host tier was attached."""
+        super().set_hicache_enabled()
+        pool = self.pools.by_name.get("host") or self.pools.add("host")
+        self.evictable_host_leaves = _HostLeaves(self, pool)
+
+    # -- nodes -------------------------------------------------------------------------------
+
+    def _new_node(self, priority: int = 0) -> CostNode:
+        node = CostNode(self.component_types, priority=priority)
+        self._register_node(node)
+        return node
+
+    def _add_new_node(
+        self, parent: CostNode, key: Any, value: Any, priority: int = 0, **more: Any
+    ) -> CostNode:
+        node: CostNode = super()._add_new_node(parent, key, value, priority=priority, **more)
+        above = parent.kv
+        node.kv = self.kv.insert(node, len(key), parent.end, above, priority=node.priority)
+        return node
+
+    def _unevict_node_on_insert(self, node: CostNode, fresh_value: Any, session_id: str | None = None) -> None:
+        super()._unevict_node_on_insert(node, fresh_value, session_id=session_id)
+        self.came_back(node)
+
+    def came_back(self, node: CostNode) -> None:
+        """The device holds the KV of a node again."""
+        past = node.host
+        if past is not None:
+            self.pools.by_name["host"].remove(past)
+            node.host = None
+        parent = node.parent
+        node.kv = self.kv.insert(
+            node,
+            len(node.key),
+            parent.end,
+            parent.kv,
+            priority=node.priority,
+            history=past,
+            locks=int(node.component_data[FULL].lock_ref > 0),
+        )
+
+    def left_device(self, node: CostNode, *, to_host: bool) -> None:
+        """The device holds the KV of a node no more; the host may still."""
+        record = node.kv
+        if record is None:
+            return  # the tail of a trimmed leaf
+        end = record.depth + record.tokens
+        node.kv = None
+        self.kv.remove(record)
+        if to_host:
+            self.to_host(node, end, record)
+
+    def left_host(self, node: CostNode) -> None:
+        """The host holds the KV of a node no more."""
+        record = node.host
+        if record is not None:
+            node.host = None
+            self.pools.by_name["host"].remove(record)
+
+    def to_host(self, node: CostNode, end: int, history: NodeRecord | None) -> None:
+        tokens = len(node.key)
+        # Locked until it is a leaf of the host tier.
+        node.host = self.pools.by_name["host"].insert(
+            node, tokens, end - tokens, priority=node.priority, history=history, locks=1
+        )
+
+    def _split_node(self, key: Any, child: CostNode, split_len: int) -> tuple[CostNode, Any]:
+        prefix, action = super()._split_node(key, child, split_len)
+        record = child.kv
+        if record is not None:
+            if self._trimming:
+                # The part that stays keeps the record: it is the same victim, only shorter.
+                prefix.kv, child.kv = record, None
+                record.node = prefix
+            else:
+                prefix.kv = self.kv.split(record, split_len, prefix)
+        elif child.host is not None:
+            prefix.host = self.pools.by_name["host"].split(child.host, split_len, prefix, locked=True)
+            if child in self.evictable_host_leaves:
+                self.evictable_host_leaves.tokens -= split_len
+        return prefix, action
+
+    # -- uses --------------------------------------------------------------------------------
+
+    def _match_post_processor(
+        self, params: Any, value: Any, best_match_node: CostNode, *more: Any, **named: Any
+    ) -> Any:
+        # What lies below the best match (KV without a state or a window) was found and is of no use.
+        self.used(best_match_node)
+        return super()._match_post_processor(params, value, best_match_node, *more, **named)
+
+    def _insert_commit_step(self, state: Any) -> None:
+        # The path that was there already is used before the leaf is made, which is used by being made.
+        node = state.node
+        if node is not self.root_node:
+            current = node
+            while current is not self.root_node:
+                if current.kv is not None and current.kv.priority < current.priority:
+                    current.kv.priority = current.priority
+                current = current.parent
+            self.used(node, inserting=True)
+        super()._insert_commit_step(state)
+
+    def used(self, node: CostNode, *, inserting: bool = False) -> None:
+        """A walk ended at ``node``, on behalf of the request at work: it used the whole path."""
+        root = self.root_node
+        path: list[PoolRecord] = []
+        hosted: list[PoolRecord] = []
+        while node is not root:
+            if node.kv is not None:
+                path.append(node.kv)
+            elif node.host is not None:
+                hosted.append(node.host)
+            node = node.parent
+        path.reverse()
+        self.kv.use(path, inserting=inserting)
+        if hosted:
+            hosted.reverse()
+            self.pools.by_name["host"].use(hosted, inserting=inserting)
+
+    # -- victims -----------------------------------------------------------------------------
+
+    def claim(self, record: PoolRecord, needed: int) -> tuple[int, int]:
+        """Make a victim of the pool ``kv`` ready to be evicted whole.
+
+        Where trimming is on, a leaf that holds more than ``needed`` tokens is cut, and only its tail is a
+        victim; the order has been told of it when this returns.
+
+        Returns:
+            1 and the id of the leaf to evict; or the pipeline's answer for one that cannot go, and 0.
+        """
+        node: CostNode | None = record.node
+        if node is None or node.kv is not record or record.live_children:
+            return NOT_A_LEAF, 0
+        if record.locks:
+            return LOCKED, 0
+        if node not in self.evictable_device_leaves:
+            return NOT_NOW, 0
+        step = self.pools.plan.trim_step
+        if step and needed < record.tokens:
+            keep = (record.tokens - needed) // step * step
+            if keep and self._may_trim(node, keep):
+                self._cut(node, keep)
+        return 1, node.id
+
+    def _may_trim(self, node: CostNode, keep: int) -> bool:
+        """Whether the first ``keep`` tokens of a leaf are of use without the rest."""
+        if node.write_through_pending_id is not None or node.load_back_pending_id is not None:
+            return False
+        for component in self.components:
+            if component.component_type is ComponentType.SWA:
+                if not self._window_reaches(node, keep, component):
+                    return False
+            elif component.component_type is not FULL:
+                # States sit at the ends of nodes: without its end the leaf has no state, and KV past the
+                # last state is dead.
+                return False
+        return True
+
+    def _window_reaches(self, node: CostNode, keep: int, component: Any) -> bool:
+        """Whether a match that ends ``keep`` tokens into a leaf has its whole sliding window."""
+        window, data = component.sliding_window_size, component.component_type
+        covered, length = 0, keep
+        while node is not self.root_node:
+            if node.component_data[data].value is None:
+                return False
+            covered += length
+            if covered >= window:
+                return True
+            node = node.parent
+            length = len(node.key)
+        return True
+
+    def _cut(self, node: CostNode, keep: int) -> None:
+        """Split a leaf: the first part keeps the record, the rest (the same node id) is to go."""
+        record = node.kv
+        self._trimming = True
+        try:
+            _, action = self._split_node(node.key, node, keep)
+        finally:
+            self._trimming = False
+        if action is not None:
+            raise AssertionError(f"a leaf with a transfer under way was cut: {action}")
+        if record is not None:
+            self.kv.trim(record, record.tokens - keep)
+
+    def put_back(self, node_id: int) -> None:
+        """The tail of a cut leaf could not go after all: it is a node like any other."""
+        node: CostNode | None = self._node_arena.get(node_id)
+        if node is None or node.kv is not None or node.evicted:
+            return
+        parent = node.parent
+        node.kv = self.kv.insert(
+            node, len(node.key), parent.end, parent.kv, priority=node.priority, history=parent.kv
+        )
+
+
+class _ValueList(UnifiedLRUList):
+    """Stock's list of the nodes that hold a component's value on the device, telling the pool.
+
+    A node is in this list exactly as long as the device holds its value: every place in SGLang that
+    makes or frees one goes through it. Stock's own order in the list is kept, for its own walks.
+    """
+
+    def __init__(self, core: CostTreeCore, pool: PoolEvents, stock: Any) -> None:
+        super().__init__(stock.component_type, core.component_types, is_referenced=stock._is_referenced)
+        self._core = core
+        self._pool = pool
+        self._name = pool.name
+        self.silent = False
+
+    def _units(self, node: CostNode) -> int:
+        return 1 if self._name == "state" else len(node.key)
+
+    def insert_mru(self, node: CostNode) -> None:
+        super().insert_mru(node)
+        self._arrived(node)
+
+    def insert_after(self, prev_node: CostNode, node: CostNode) -> None:
+        super().insert_after(prev_node, node)
+        tail: PoolRecord | None = getattr(prev_node, self._name)
+        if tail is None or self._name == "state":
+            self._arrived(node)
+        else:
+            setattr(node, self._name, self._pool.split(tail, len(node.key), node))
+
+    def _arrived(self, node: CostNode) -> None:
+        units = self._units(node)
+        record = self._pool.insert(
+            node,
+            units,
+            node.end - units,
+            priority=node.priority,
+        )
+        setattr(node, self._name, record)
+
+    def remove_node(self, node: CostNode) -> None:
+        super().remove_node(node)
+        record: PoolRecord | None = getattr(node, self._name)
+        if record is not None:
+            setattr(node, self._name, None)
+            self._pool.remove(record)
+
+    def reset_node_mru(self, node: CostNode) -> None:
+        super().reset_node_mru(node)
+        if not self.silent:
+            self._pool.use((getattr(node, self._name),))
+
+    def reset_node_and_window_ancestors_mru(
+        self, node: CostNode, root_node: CostNode, window_size: int, should_include: Callable[[Any], bool]
+    ) -> None:
+        super().reset_node_and_window_ancestors_mru(node, root_node, window_size, should_include)
+        used, covered = [], 0
+        while node is not root_node and covered < window_size:
+            if should_include(node):
+                used.append(getattr(node, self._name))
+            covered += len(node.key)
+            node = node.parent
+        used.reverse()
+        self._pool.use(used)
+
+
+class _HostLeaves(set[Any]):
+    """Stock's set of evictable host leaves, telling the pool ``host``.
+
+    Every node that only the host holds has a record there; while it is not such a leaf, it is locked.
+
+    Attributes:
+        tokens: Tokens of the leaves in the set: all can be evicted now.
+    """
+
+    def __init__(self, core: CostTreeCore, pool: PoolEvents) -> None:
+        super().__init__()
+        self._core = core
+        self._pool = pool
+        self.tokens = 0
+
+    def add(self, node: CostNode) -> None:
+        if node in self:
+            return
+        super().add(node)
+        if node.host is None:
+            self._core.to_host(node, node.end, None)  # read from storage, never on the device
+        self._pool.unlock(node.host)
+        self.tokens += len(node.key)
+
+    def discard(self, node: CostNode) -> None:
+        if node not in self:
+            return
+        super().discard(node)
+        self.tokens -= len(node.key)
+        if node.host is not None:
+            self._pool.lock(node.host)

@@ -1,0 +1,66 @@
+"""What the cache remembers of SGLang's requests, from their first match to their end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from costcache.records import RequestInfo, RequestRecord
+
+if TYPE_CHECKING:
+    from costcache.sglang.pools import Pools
+
+__all__ = ["Life", "info", "life_of"]
+
+ATTRIBUTE = "_costcache"
+
+
+class Life:
+    """One request's records.
+
+    Attributes:
+        records: What each pool remembers of it, by the pool's name.
+        stored: The cache has taken something that it computed: later matches find its own work.
+        over: It has finished, and the orders have been told.
+    """
+
+    __slots__ = ("over", "records", "stored")
+
+    def __init__(self, records: dict[str, RequestRecord]) -> None:
+        self.records = records
+        self.stored = False
+        self.over = False
+
+    def matched(self, tokens: int) -> None:
+        """A match found ``tokens`` tokens."""
+        if not self.stored:
+            for record in self.records.values():
+                record.matched = max(record.matched, tokens)
+
+
+def life_of(req: Any, pools: Pools) -> Life:
+    """The life of SGLang's request object; it begins here if it has not yet.
+
+    It hangs on the object, so it goes with it. Every rank meets the requests in the same order.
+    """
+    life: Life | None = getattr(req, ATTRIBUTE, None)
+    if life is None:
+        life = Life(pools.begin())
+        setattr(req, ATTRIBUTE, life)
+    return life
+
+
+def info(req: Any, life: Life) -> RequestInfo:
+    """What is known of a request that has finished.
+
+    Never-seen prompt tokens are those that no tier had at its first match. SGLang's scheduler knows the
+    finish reasons stop, length and abort; tool calls are found by its API layer, in another process.
+    """
+    prompt, matched = len(req.origin_input_ids), life.records["kv"].matched
+    reason = req.finished_reason
+    return RequestInfo(
+        output_tokens=len(req.output_ids),
+        new_tokens=max(0, prompt - matched),
+        finish_reason=None if reason is None else reason.to_json().get("type"),
+        priority=req.priority or 0,
+        session=req.session_id,
+    )

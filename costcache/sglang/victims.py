@@ -1,0 +1,247 @@
+"""What the eviction pipeline frees from: one host per pool, over SGLang's cache.
+
+Each takes a victim by one step of stock code, which makes every state change; write-back to the host tier
+and the fallbacks where it fails are stock's too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
+from costcache.records import PoolState, Victim
+from costcache.sglang.pools import PoolEvents, PoolRecord
+
+if TYPE_CHECKING:
+    from costcache.sglang.cache import CostCache
+
+__all__ = ["HostVictims", "KvVictims", "ValueVictims", "make_victims"]
+
+EVERYTHING = 1 << 62
+"""A quota that never ends a walk: the pipeline does."""
+
+
+def make_victims(cache: CostCache, name: str) -> KvVictims | ValueVictims | HostVictims:
+    """The host of one pool's evictions."""
+    if name == "kv":
+        return KvVictims(cache)
+    if name == "host":
+        return HostVictims(cache)
+    return ValueVictims(cache, name, {"swa": ComponentType.SWA, "state": ComponentType.MAMBA}[name])
+
+
+class _Sessions:
+    """Holds back what open sessions refer to, until nothing else is left.
+
+    SGLang's rule under ``--enable-session-radix-cache``: what fewer sessions refer to goes first, before
+    any other order.
+
+    Attributes:
+        limit: References that a victim may have now.
+        waiting: References of the victims held back in this pass.
+    """
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self.waiting: set[int] = set()
+
+    def holds(self, references: int) -> bool:
+        """Whether a victim must wait for a later pass."""
+        if references <= self.limit:
+            return False
+        self.waiting.add(references)
+        return True
+
+    def evict(self, pool: PoolEvents, shortfall: int) -> None:
+        """Evict in passes, each with more references allowed."""
+        self.limit = 0
+        while True:
+            self.waiting.clear()
+            shortfall -= pool.pipeline.evict(shortfall).freed
+            if shortfall <= 0 or not self.waiting:
+                return
+            self.limit = min(self.waiting)
+
+
+class _Device:
+    """What both kinds of device pools share."""
+
+    name: str
+    component: Any
+
+    def __init__(self, cache: CostCache) -> None:
+        self._cache = cache
+        self._sessions = _Sessions() if cache.enable_session_radix_cache else None
+        self.tracker: dict[Any, int] = {}
+
+    def evict(self, pool: PoolEvents, shortfall: int, tracker: dict[Any, int]) -> None:
+        """Run an eviction; what it frees of each component is added to ``tracker``."""
+        self.tracker = tracker
+        if self._sessions is None:
+            pool.pipeline.evict(shortfall)
+        else:
+            self._sessions.evict(pool, shortfall)
+
+    def pool_state(self, pool: str) -> PoolState:
+        """The pool as it is now."""
+        cache, component = self._cache, self.component
+        capacity, unit, evictable, cached = self._sizes()
+        free = int(cache._component_available_size(component))
+        return PoolState(
+            pool, unit, capacity, free, evictable, max(0, capacity - free - cached), cache.plan.page_size
+        )
+
+    def _sizes(self) -> tuple[int, str, int, int]:
+        raise NotImplementedError
+
+
+class KvVictims(_Device):
+    """Full-attention KV: leaves, trimmed where the tree core can."""
+
+    name = "kv"
+    component = ComponentType.FULL
+
+    def take(self, victim: Victim, needed: int) -> int:
+        """Evict a leaf, or the tail of it that ``needed`` tokens ask for."""
+        cache, record, full = self._cache, victim.record, self.component
+        if not isinstance(record, PoolRecord):
+            return NOT_A_LEAF
+        sessions = self._sessions
+        if sessions is not None and record.node is not None:
+            if sessions.holds(record.node.component_data[full].session_ref):
+                return NOT_NOW
+        core, tracker = cache.tree_core, self.tracker
+        answer, node_id = core.claim(record, needed)
+        if answer <= 0:
+            return int(answer)
+        before = tracker[full]
+        cache.evict_leaf(node_id, tracker)
+        freed = tracker[full] - before
+        if not freed:
+            core.put_back(node_id)
+            return NOT_NOW
+        return freed
+
+    def _sizes(self) -> tuple[int, str, int, int]:
+        cache = self._cache
+        evictable, protected = cache.device_sizes(self.component)
+        return int(cache.token_to_kv_pool_allocator.size_full), "tokens", evictable, evictable + protected
+
+
+class ValueVictims(_Device):
+    """States and sliding-window KV: the value of any node, or the leaf that it is on."""
+
+    def __init__(self, cache: CostCache, name: str, component: ComponentType) -> None:
+        super().__init__(cache)
+        self.name = name
+        self.component = component
+        # Locks are found out when a victim is named, and looked at again at the next eviction: SGLang
+        # changes them in many places, and no more nodes are here than are locked.
+        self._parked: dict[int, PoolRecord] = {}
+
+    def evict(self, pool: PoolEvents, shortfall: int, tracker: dict[Any, int]) -> None:
+        """Run an eviction; what it frees of each component is added to ``tracker``."""
+        for serial, record in list(self._parked.items()):
+            if record.node is None:
+                del self._parked[serial]
+            elif record.node.component_data[self.component].lock_ref == 0:
+                del self._parked[serial]
+                pool.unlock(record)
+        super().evict(pool, shortfall, tracker)
+
+    def take(self, victim: Victim, needed: int) -> int:  # noqa: ARG002  # a value goes whole
+        """Free the value of a node by one step of SGLang's own walk."""
+        cache, record, component, tracker = self._cache, victim.record, self.component, self.tracker
+        pool = cache.pools.by_name[self.name]
+        if not isinstance(record, PoolRecord) or pool.live.get(record.serial) is not record:
+            return NOT_A_LEAF
+        if record.locks:
+            return LOCKED
+        data = record.node.component_data[component]
+        if data.lock_ref > 0:
+            self._parked[record.serial] = record
+            pool.lock(record)
+            return NOT_NOW
+        if self._sessions is not None and self._sessions.holds(min(data.session_ref, 1)):
+            return NOT_NOW
+        core, before, node = cache.tree_core, tracker[component], record.node
+        core.evict_device_start(component, EVERYTHING)
+        try:
+            progressed = True
+            # A step that backs the value up to the host first may find the node changed, and asks for
+            # another one.
+            while progressed and record.parent is not None:
+                cache.components[component].name(node)
+                node_id, progressed = cache._evict_device_next_node(component, tracker)
+                if node_id is not None:
+                    cache.evict_leaf(node_id, tracker)
+                    break
+        finally:
+            core.evict_device_end(component)
+        return tracker[component] - before or NOT_NOW
+
+    def _sizes(self) -> tuple[int, str, int, int]:
+        cache = self._cache
+        evictable, protected = cache.device_sizes(self.component)
+        if self.name == "swa":
+            return int(cache.token_to_kv_pool_allocator.size_swa), "tokens", evictable, evictable + protected
+        return (
+            int(cache.req_to_token_pool.mamba_allocator.size),
+            "states",
+            evictable,
+            evictable + protected,
+        )
+
+
+class HostVictims:
+    """Full-attention KV of the host tier: leaves that only the host holds, whole.
+
+    Attributes:
+        sinks: Where stock code collects what it frees, while it is at work: tracker, device frees, host frees and
+            actions.
+    """
+
+    name = "host"
+
+    def __init__(self, cache: CostCache) -> None:
+        self._cache = cache
+        self.sinks: tuple[Any, Any, Any, Any] | None = None
+
+    def take(self, victim: Victim, needed: int) -> int:  # noqa: ARG002  # leaves of the host go whole
+        """Evict a host leaf."""
+        cache, record = self._cache, victim.record
+        pool = cache.pools.by_name["host"]
+        if not isinstance(record, PoolRecord) or pool.live.get(record.serial) is not record:
+            return NOT_A_LEAF
+        if record.locks:
+            return LOCKED
+        if record.node not in cache.tree_core.evictable_host_leaves or self.sinks is None:
+            return NOT_NOW
+        tracker, device_frees, host_frees, actions = self.sinks
+        before = tracker[ComponentType.FULL]
+        cache.tree_core._evict_host_leaf(
+            record.node, tracker, device_frees, host_frees, cache_actions=actions
+        )
+        return int(tracker[ComponentType.FULL] - before)
+
+    def pool_state(self, pool: str) -> PoolState:
+        """The host tier as it is now; evictable are the leaves, whose parents follow them."""
+        cache = self._cache
+        group = cache.host_pool_group
+        host = None if group is None else group.get_pool(PoolName.KV)
+        if host is None:
+            return PoolState(pool, "tokens", 0, 0, 0, 0, cache.plan.page_size)
+        capacity, free = int(host.size), int(host.available_size())
+        evictable = cache.tree_core.evictable_host_leaves.tokens
+        return PoolState(
+            pool,
+            "tokens",
+            capacity,
+            free,
+            evictable,
+            max(0, capacity - free - evictable),
+            cache.plan.page_size,
+        )
