@@ -1,0 +1,104 @@
+"""The policy on small caches, and what the architecture plugin changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from costcache_example import plugin
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costcache import RadixCache
+from costcache.deployment import Deployment
+from costcache.errors import SettingsError
+from costcache.model import ModelSpec
+from costcache.plugins import PluginManager
+
+LLAMA = ModelSpec.preset("llama-3-8b")
+ACME = LLAMA.model_copy(update={"name": "acme-chat-8b"})
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    """The built-in plugins and this one."""
+    manager = PluginManager()
+    manager.register(plugin, "example", plugin.__name__)
+    return manager
+
+
+def cache(plugins: PluginManager, policy: str = "worth", **settings: Any) -> RadixCache:
+    return RadixCache(LLAMA, 400, policy=policy, plugins=plugins, **settings)
+
+
+def kept(cache: RadixCache, *prompts: range) -> list[int]:
+    return [cache.match_prefix(prompt).matched_len for prompt in prompts]
+
+
+def test_the_deep_end_of_a_context_outlives_a_shallow_prompt(plugins: PluginManager) -> None:
+    short, long = range(1000, 1100), range(300)
+    for policy, expected in (("worth", [0, 300]), ("lru", [100, 200])):
+        cached = cache(plugins, policy)
+        cached.insert(long[:200])
+        cached.insert(long)  # the last 100 tokens are a node of their own, at depth 200
+        cached.insert(short)
+        cached.evict(100)
+        assert kept(cached, short, long) == expected
+
+
+def test_what_more_requests_used_stays(plugins: PluginManager) -> None:
+    once, often = range(100), range(1000, 1100)
+    cached = cache(plugins)
+    cached.insert(often)
+    for _ in range(3):
+        cached.match_prefix(often)
+    cached.insert(once)
+    cached.evict(100)
+    assert kept(cached, once, often) == [0, 100]
+
+
+def test_uses_beyond_the_most_do_not_count(plugins: PluginManager) -> None:
+    hot, warm = range(100), range(1000, 1100)
+    for most, expected in ((1, [0, 100]), (8, [100, 0])):
+        cached = cache(plugins, policy_settings={"most_uses": most})
+        cached.insert(hot)
+        for _ in range(5):
+            cached.match_prefix(hot)
+        cached.insert(warm)
+        cached.match_prefix(warm)  # the more recent of the two
+        cached.evict(100)
+        assert kept(cached, hot, warm) == expected
+
+
+def test_a_wrong_setting_is_named(plugins: PluginManager) -> None:
+    with pytest.raises(
+        SettingsError, match=r"'policy_settings\.most_uses' is 0: .* greater than or equal to 1"
+    ):
+        cache(plugins, policy_settings={"most_uses": 0})
+
+
+def test_it_claims_the_models_of_one_house_and_changes_their_default_policy_alone(
+    plugins: PluginManager,
+) -> None:
+    own, other = plugins.match(ACME), plugins.match(LLAMA)
+    assert (own.name, own.specificity, other.name) == ("example", 20, "generic")
+    assert own.cost(Deployment()).token == other.cost(Deployment()).token
+    assert RadixCache(ACME, 100, plugins=plugins).policy == "worth"
+    assert RadixCache(LLAMA, 100, plugins=plugins).policy == "lru"
+    assert RadixCache(ACME, 100, policy="lru", plugins=plugins).policy == "lru"
+
+
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=30),
+    shortfalls=st.lists(st.integers(1, 30), max_size=8),
+)
+def test_it_never_fails_and_never_frees_too_little(
+    plugins: PluginManager, prompts: list[list[int]], shortfalls: list[int]
+) -> None:
+    cached = cache(plugins)
+    for prompt in prompts:
+        cached.insert(prompt)
+    for shortfall in shortfalls:
+        evictable = cached.evictable
+        assert cached.evict(shortfall).freed == min(shortfall, evictable)
+    assert cached.stats().fallbacks == 0
