@@ -60,12 +60,11 @@ def read_policy(name: str, config: dict[str, Any] | None) -> Settings:
         nested = {key: values.pop(key) for key in list(values) if key not in Settings.model_fields}
         if nested:
             values["policy_settings"] = {**nested, **values.get("policy_settings", {})}
-    if chosen != "costcache":
-        if values.setdefault("policy", chosen) != chosen:
-            raise SettingsError(
-                f"--radix-eviction-policy is {name!r} and its config has policy {values['policy']!r}: "
-                "give one of the two"
-            )
+    if chosen != "costcache" and values.setdefault("policy", chosen) != chosen:
+        raise SettingsError(
+            f"--radix-eviction-policy is {name!r} and its config has policy {values['policy']!r}: "
+            "give one of the two"
+        )
     return read_settings(Settings, values)
 
 
@@ -167,7 +166,12 @@ def refuse(ctx: Any) -> None:
 
 
 def build(
-    original: Any, ctx: Any, settings: Settings, *, cache_class: Any = None, plugins: PluginManager | None = None
+    original: Any,
+    ctx: Any,
+    settings: Settings,
+    *,
+    cache_class: Any = None,
+    plugins: PluginManager | None = None,
 ) -> Any:
     """Build our cache where SGLang builds its own.
 
@@ -191,7 +195,9 @@ def build(
         return original(ctx, cache_class=cache_class)
     refuse(ctx)
     if cache_class is not None:
-        raise SettingsError(f"costcache cannot serve here: {cache_class.__name__} replaces SGLang's cache too")
+        raise SettingsError(
+            f"costcache cannot serve here: {cache_class.__name__} replaces SGLang's cache too"
+        )
     kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
     model = ModelSpec.from_config(ctx.model_config.hf_config)
     dtype = str(getattr(kv_pool, "dtype", "bfloat16")).removeprefix("torch.")

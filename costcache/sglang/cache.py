@@ -89,10 +89,11 @@ class CostCache(UnifiedRadixCache):
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **more: Any) -> None:
         """Cache what a request has computed. SGLang inserts its prompt once more: one walk to us."""
         if self.disable:
-            return super().checkpoint_into_tree(req, up_to=up_to, **more)
+            super().checkpoint_into_tree(req, up_to=up_to, **more)
+            return
         life = life_of(req, self.pools)
         life.stored = True
-        return self._on_behalf(life.records, super().checkpoint_into_tree, req, up_to=up_to, **more)
+        self._on_behalf(life.records, super().checkpoint_into_tree, req, up_to=up_to, **more)
 
     def _on_behalf(self, request: dict[str, RequestRecord], work: Any, *args: Any, **named: Any) -> Any:
         self.pools.walk(request)
@@ -160,7 +161,9 @@ class CostCache(UnifiedRadixCache):
             if wanted <= 0:
                 continue
             if component not in POOL_OF:
-                super()._evict_components({**dict.fromkeys(request_by_type, 0), component: wanted}, tracker, targets)
+                super()._evict_components(
+                    {**dict.fromkeys(request_by_type, 0), component: wanted}, tracker, targets
+                )
                 continue
             self._evict_pool(component, wanted, tracker, targets.get(component))
 

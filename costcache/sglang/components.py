@@ -144,7 +144,7 @@ class CostFull(FullComponent):
         while (record := self._naming.next()) is not None:
             node: CostNode = record.node
             if node in self.tree_core.evictable_device_leaves:
-                return node.id
+                return int(node.id)
             self._naming.refuse()
         return None
 

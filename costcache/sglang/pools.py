@@ -175,7 +175,7 @@ class PoolEvents:
             record.inherit(history)
             record.priority = max(priority, history.priority)
         if request is not None:
-            request.end = record
+            _reached(request, record)
         heard = self.guard.insert
         if heard is not None:
             heard(record)
@@ -254,13 +254,14 @@ class PoolEvents:
         """
         clock, request, guard = self.clock, self.request, self.guard
         recency, touch, refresh = clock.accesses, guard.touch, guard.refresh
+        record: PoolRecord | None = None
         if request is None:
             for record in path:
                 record.recency = recency
                 if refresh is not None:
                     refresh(record)
             return
-        now, counted, record = clock.now, request.counted, None
+        now, counted = clock.now, request.counted
         for record in path:
             record.recency = recency
             end = record.depth + record.tokens
@@ -275,7 +276,7 @@ class PoolEvents:
             if touch is not None:
                 touch(record)
         if record is not None:
-            request.end = record
+            _reached(request, record)
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
         """A request ended."""
@@ -360,6 +361,13 @@ class Pools:
             record = request.get(name)
             if record is not None:
                 pool.finish(record, info)
+
+
+def _reached(request: RequestRecord, record: PoolRecord) -> None:
+    """The request used or made a node: its end is the deepest that is still there."""
+    end = request.end
+    if end is None or end.parent is None or record.depth + record.tokens >= end.depth + end.tokens:
+        request.end = record
 
 
 def _nothing(pool: PoolState) -> float:  # noqa: ARG001  # the signature of a free target

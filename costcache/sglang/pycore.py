@@ -109,7 +109,9 @@ class CostTreeCore(UnifiedTreeCore):
         node.kv = self.kv.insert(node, len(key), parent.end, above, priority=node.priority)
         return node
 
-    def _unevict_node_on_insert(self, node: CostNode, fresh_value: Any, session_id: str | None = None) -> None:
+    def _unevict_node_on_insert(
+        self, node: CostNode, fresh_value: Any, session_id: str | None = None
+    ) -> None:
         super()._unevict_node_on_insert(node, fresh_value, session_id=session_id)
         self.came_back(node)
 
@@ -372,10 +374,11 @@ class _HostLeaves(set[Any]):
         super().add(node)
         if node.host is None:
             self._core.to_host(node, node.end, None)  # read from storage, never on the device
-        self._pool.unlock(node.host)
+        if node.host is not None:
+            self._pool.unlock(node.host)
         self.tokens += len(node.key)
 
-    def discard(self, node: CostNode) -> None:
+    def discard(self, node: Any) -> None:
         if node not in self:
             return
         super().discard(node)

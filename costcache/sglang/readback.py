@@ -39,11 +39,13 @@ def _total(pool: Any) -> int:
 
 
 def describe_pools(params: Any, plan: Plan) -> str:
-    """The pools in words; warns where the cost model disagrees with them by more than a byte in a thousand."""
+    """The pools in words; warns where the cost model is off by more than a byte in a thousand."""
     try:
         found = pool_bytes(params)
     except Exception as error:  # pools of other platforms: a figure for the log is no reason to fail
-        logger.warning("costcache: the pools' sizes cannot be read back (%r); the cost model is unchecked", error)
+        logger.warning(
+            "costcache: the pools' sizes cannot be read back (%r); the cost model is unchecked", error
+        )
         return "pools not read back"
     allocator = params.token_to_kv_pool_allocator
     wide = "float32" in str(getattr(allocator.get_kvcache(), "dtype", ""))

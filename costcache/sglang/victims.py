@@ -109,10 +109,8 @@ class KvVictims(_Device):
         cache, record, full = self._cache, victim.record, self.component
         if not isinstance(record, PoolRecord):
             return NOT_A_LEAF
-        sessions = self._sessions
-        if sessions is not None and record.node is not None:
-            if sessions.holds(record.node.component_data[full].session_ref):
-                return NOT_NOW
+        if self._sessions is not None and self._sessions.holds(_references(record, full)):
+            return NOT_NOW
         core, tracker = cache.tree_core, self.tracker
         answer, node_id = core.claim(record, needed)
         if answer <= 0:
@@ -196,12 +194,17 @@ class ValueVictims(_Device):
         )
 
 
+def _references(record: PoolRecord, component: Any) -> int:
+    """Open sessions that refer to a node; the Rust core serves no sessions."""
+    return 0 if record.node is None else int(record.node.component_data[component].session_ref)
+
+
 class HostVictims:
     """Full-attention KV of the host tier: leaves that only the host holds, whole.
 
     Attributes:
-        sinks: Where stock code collects what it frees, while it is at work: tracker, device frees, host frees and
-            actions.
+        sinks: Where stock code collects what it frees while it is at work: tracker, device frees,
+            host frees and actions.
     """
 
     name = "host"
