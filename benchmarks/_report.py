@@ -1,0 +1,171 @@
+"""What the benchmarks share: a calibration of the machine, medians, and three ways to print them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter_ns
+
+__all__ = ["Figure", "Report", "calibrate", "check", "load"]
+
+
+BUSY = 0.7
+"""Load average from which other work is in the way."""
+
+
+def calibrate(repeats: int = 200) -> float:
+    """Microseconds, as a median, of a loop of 1,000 dict look-ups and additions in pure Python.
+
+    A figure over this one is about the same on a fast and a slow machine.
+    """
+    table = {i: i for i in range(1000)}
+    times = []
+    for _ in range(repeats):
+        start = perf_counter_ns()
+        total = 0
+        for i in range(1000):
+            total += table[i]
+        times.append(perf_counter_ns() - start)
+    return statistics.median(times) / 1000
+
+
+def load() -> float:
+    """The load average of the last minute."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+
+
+def check(holds: bool, what: str) -> None:
+    """End the benchmark where it does not measure what it says."""
+    if not holds:
+        raise RuntimeError(f"the benchmark is wrong: not {what}")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of a report.
+
+    Attributes:
+        name: What was measured.
+        value: The figure, in the report's unit.
+        ratio: The figure in calibration loops.
+        wanted: The value aimed at, None where there is none.
+        more: Further columns.
+    """
+
+    name: str
+    value: float
+    ratio: float
+    wanted: float | None = None
+    more: dict[str, float] = field(default_factory=dict)
+
+
+class Report:
+    """Figures of one run, with what is known of the machine."""
+
+    def __init__(self, title: str, unit: str, *, higher_is_better: bool = False) -> None:
+        self.title = title
+        self.unit = unit
+        self.figures: list[Figure] = []
+        self._higher = higher_is_better
+        self._load = load()
+        self._calibrations = [calibrate()]
+
+    def add(self, name: str, value: float, wanted: float | None = None, **more: float) -> None:
+        """Add a figure; its ratio is in calibration loops per figure or, for a rate, per item.
+
+        The loop is run anew each time, since a shared machine is not equally fast all the time.
+        """
+        loop = calibrate(30)
+        self._calibrations.append(loop)
+        ratio = 1e6 / value / loop if self._higher else value / loop
+        self.figures.append(Figure(name, value, ratio, wanted, more))
+
+    @property
+    def calibration(self) -> float:
+        """Microseconds of the calibration loop, the median over the run."""
+        return statistics.median(self._calibrations)
+
+    def machine(self) -> dict[str, object]:
+        """Processor, Python, load and calibration."""
+        cpuinfo = Path("/proc/cpuinfo")
+        lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        return {
+            "processor": models[0] if models else platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "load_before": self._load,
+            "load_after": load(),
+            "calibration_us": self.calibration,
+        }
+
+    def show(self, form: str) -> None:
+        """Print the report as ``table``, ``json`` or ``markdown``."""
+        if form == "json":
+            figures = [asdict(figure) for figure in self.figures]
+            print(
+                json.dumps(
+                    {"title": self.title, "unit": self.unit, "figures": figures, **self.machine()}, indent=2
+                )
+            )
+        elif form == "markdown":
+            self._markdown()
+        else:
+            self._table()
+
+    def _rows(self) -> tuple[list[str], list[list[str]]]:
+        more = list(dict.fromkeys(name for figure in self.figures for name in figure.more))
+        headings = ["", self.unit, *more, "wanted", "calibration loops"]
+        rows = []
+        for figure in self.figures:
+            wanted, sign = figure.wanted, "≥" if self._higher else "≤"
+            missed = wanted is not None and (figure.value < wanted if self._higher else figure.value > wanted)
+            extra = [self._number(figure.more[name]) if name in figure.more else "" for name in more]
+            goal = "" if wanted is None else f"{sign} {self._number(wanted)}" + (" missed" if missed else "")
+            rows.append([figure.name, self._number(figure.value), *extra, goal, f"{figure.ratio:.3f}"])
+        return headings, rows
+
+    def _number(self, value: float) -> str:
+        return f"{value:,.0f}" if self._higher else f"{value:,.2f}"
+
+    def _about(self) -> str:
+        about = self.machine()
+        busy = self._load >= BUSY or load() >= 1 + BUSY  # at the end the benchmark itself makes 1
+        return (
+            f"{about['processor']}, {about['cores']} cores, Python {about['python']}; "
+            f"load {self._load:.2f} at the start and {load():.2f} at the end; "
+            f"calibration loop {self.calibration:.1f} µs, from {min(self._calibrations):.1f} to "
+            f"{max(self._calibrations):.1f}"
+            + ("; the machine was busy with other work, and the figures are worse for it" if busy else "")
+        )
+
+    def _table(self) -> None:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        headings, rows = self._rows()
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for i, heading in enumerate(headings):
+            table.add_column(heading, justify="left" if not i else "right")
+        for row in rows:
+            table.add_row(*row)
+        out = Console(highlight=False, markup=False)
+        if not out.is_terminal:
+            out.width = max(out.width, 110)
+        out.print(f"{self.title}\n{self._about()}\n", soft_wrap=True)
+        out.print(table)
+
+    def _markdown(self) -> None:
+        headings, rows = self._rows()
+        command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
+        print(f"# {self.title}\n\n    {command}\n\n{self._about()}.\n")
+        print("| " + " | ".join(headings) + " |")
+        print("|---" + "|---:" * (len(headings) - 1) + "|")
+        for row in rows:
+            print("| " + " | ".join(row) + " |")

@@ -1,0 +1,175 @@
+"""Medians of the generic cache's operations, on int64 arrays, through the public ``RadixCache``.
+
+    python benchmarks/radix.py [--json | --markdown] [--quick]
+
+An evict frees one page: from the tail of a leaf of two pages ("trims"), or the last page of a leaf
+("removes"). Around each timed evict a leaf is touched and a new one is inserted, as in service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections.abc import Callable
+from time import perf_counter_ns
+
+import numpy as np
+from _report import Report, check
+from numpy.typing import NDArray
+
+from costcache import RadixCache
+from costcache.policies import BUILTIN
+
+MODEL = "deepseek-v3"
+NODES = 20
+Tokens = NDArray[np.int64]
+
+
+def median_us(operation: Callable[[], object], repeats: int) -> float:
+    """Median microseconds of an operation that can be repeated."""
+    times = []
+    for _ in range(repeats):
+        start = perf_counter_ns()
+        operation()
+        times.append(perf_counter_ns() - start)
+    return statistics.median(times) / 1000
+
+
+def path_of(nodes: int, tokens: int, page_size: int) -> tuple[RadixCache, Tokens]:
+    """A cache that holds ``tokens`` tokens on a path of ``nodes`` nodes, and those tokens."""
+    cache = RadixCache(MODEL, tokens * 2, page_size)
+    prompt = np.random.default_rng(0).integers(0, 128_000, tokens)
+    for node in range(1, nodes + 1):
+        end = tokens * node // nodes // page_size * page_size
+        cache.insert(prompt[:end], np.arange(end))
+    check(cache.stats().nodes == nodes, f"{nodes} nodes")
+    return cache, prompt
+
+
+def match(report: Report, page_size: int, repeats: int) -> None:
+    """Matches that find all of 2k and 32k tokens, on one node and on many."""
+    for tokens, wanted in ((2048, 10.0), (32_768, 20.0)):
+        times = {}
+        for nodes in (1, NODES):
+            cache, prompt = path_of(nodes, tokens, page_size)
+            check(cache.match_prefix(prompt).matched_len == tokens // page_size * page_size, "a full hit")
+            times[nodes] = median_us(lambda c=cache, p=prompt: c.match_prefix(p), repeats)  # type: ignore[misc] # defaults bind now
+            name = f"match {tokens:,} tokens, {nodes} node{'s' * (nodes > 1)}, page {page_size}"
+            report.add(name, times[nodes], wanted if nodes == 1 else None)
+            with_slots = median_us(lambda c=cache, p=prompt: c.match_prefix(p).slots, repeats)  # type: ignore[misc] # as above
+            report.add(f"{name}, and its slots", with_slots)
+        if tokens == 2048:
+            touch = (times[NODES] - times[1]) / (NODES - 1)
+            report.add(f"one node more on the path, page {page_size}", touch)
+
+
+def insert(report: Report, page_size: int, repeats: int) -> None:
+    """Inserts of 2k tokens: all new, into a full cache or a fresh one; and all but one page cached."""
+    tokens, room = 2048, 100
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 128_000, tokens) for _ in range(room + repeats)]
+    for i, prompt in enumerate(prompts):
+        prompt[0] = 200_000 + i
+    # As a server does it: slots are allocated, for which old prompts go, and then inserted.
+    cache = RadixCache(MODEL, room * tokens, page_size)
+    times = []
+    for prompt in prompts:
+        slots = cache.allocate(tokens)
+        start = perf_counter_ns()
+        cache.insert(prompt, slots)
+        times.append(perf_counter_ns() - start)
+    check(cache.cached == room * tokens, "a full cache")
+    median = statistics.median(times[room:]) / 1000
+    report.add(f"insert {tokens:,} new tokens in a full cache, page {page_size}", median, 20.0)
+
+    cache = RadixCache(MODEL, (room + repeats) * tokens + repeats * page_size, page_size)
+    times = []
+    for i, prompt in enumerate(prompts):
+        slots = np.arange(i * tokens, (i + 1) * tokens)
+        start = perf_counter_ns()
+        cache.insert(prompt, slots)
+        times.append(perf_counter_ns() - start)
+    median = statistics.median(times) / 1000
+    report.add(f"insert {tokens:,} new tokens in fresh memory, page {page_size}", median)
+    times = []
+    for i, prompt in enumerate(prompts[:repeats]):
+        longer = np.concatenate((prompt, rng.integers(0, 128_000, page_size)))
+        first = (room + repeats) * tokens + i * page_size
+        slots = np.concatenate((np.arange(i * tokens, (i + 1) * tokens), np.arange(first, first + page_size)))
+        start = perf_counter_ns()
+        cache.insert(longer, slots)
+        times.append(perf_counter_ns() - start)
+    check(cache.free == 0, "every page inserted")
+    median = statistics.median(times) / 1000
+    report.add(f"insert a page after {tokens:,} cached tokens, page {page_size}", median)
+
+
+def evict(report: Report, policy: str, leaves: int, page_size: int, repeats: int) -> None:
+    """One-page evicts of a cache of many leaves, in a steady state."""
+    length = 2 * page_size
+    cache = RadixCache(MODEL, (leaves + 8) * length, page_size, policy)
+    rng = random.Random(0)
+    rest = np.arange(1, length + 1)
+
+    def add(number: int) -> None:
+        prompt = rest.copy()
+        prompt[0] = number
+        slots = cache.allocate(length)
+        cache.insert(prompt, slots, priority=number % 3)
+
+    def touch(number: int) -> int:
+        prompt = rest.copy()
+        prompt[0] = number
+        start = perf_counter_ns()
+        cache.match_prefix(prompt)
+        return perf_counter_ns() - start
+
+    for number in range(leaves):
+        add(number)
+    for _ in range(leaves // 2):
+        touch(rng.randrange(leaves))
+    for _ in range(64):  # the first evict pays for all touches since the start
+        cache.evict(page_size)
+    touches: list[int] = []
+    trims: list[int] = []
+    removes: list[int] = []
+    for number in range(leaves, leaves + repeats):
+        touches.append(touch(rng.randrange(leaves)))
+        for _ in range(2):
+            start = perf_counter_ns()
+            eviction = cache.evict(1)
+            taken = perf_counter_ns() - start
+            check(eviction.freed == page_size, "one page")
+            (trims if eviction.trimmed else removes).append(taken)
+        add(number)
+    counts = f"{leaves:,} leaves, page {page_size}, {policy}"
+    for what, times in (("evict 1 token, trims", trims), ("evict 1 token, removes", removes)):
+        if times:
+            report.add(f"{what}, {counts}", statistics.median(times) / 1000, 10.0)
+    report.add(f"touch by a match, {counts}", statistics.median(touches) / 1000)
+
+
+def main() -> None:
+    """Run all and print."""
+    parser = argparse.ArgumentParser(description="Medians of the cache's operations.")
+    form = parser.add_mutually_exclusive_group()
+    for name in ("json", "markdown"):
+        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, default="table")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, and no cache of 100,000 leaves")
+    options = parser.parse_args()
+    repeats = 100 if options.quick else 1000
+    report = Report("Radix cache: medians", "µs")
+    for page_size in (1, 64):
+        match(report, page_size, repeats)
+        insert(report, page_size, min(repeats, 300))
+    for policy in BUILTIN:
+        for leaves in (1000, 10_000) if options.quick else (1000, 10_000, 100_000):
+            evict(report, policy, leaves, 1, repeats)
+    for leaves in (1000, 10_000):
+        evict(report, "lru", leaves, 64, repeats)
+    report.show(options.form)
+
+
+if __name__ == "__main__":
+    main()
