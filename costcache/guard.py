@@ -81,10 +81,12 @@ class OrderGuard:
         """Ask the order; an order that raises or answers nonsense is dropped and LRU is asked."""
         if not self.fallbacks:
             try:
-                victim = self.order.next_victim(pool)
-                if victim is None or (isinstance(victim, Victim) and isinstance(victim.record, NodeRecord)):
-                    return victim
-                self.drop(f"next_victim returned {reprlib.repr(victim)}, not the Victim of a record")
+                answer: Any = self.order.next_victim(pool)
+                if answer is None:
+                    return None
+                if isinstance(answer, Victim) and isinstance(answer.record, NodeRecord):
+                    return answer
+                self.drop(f"next_victim returned {reprlib.repr(answer)}, not the Victim of a record")
             except Exception as error:
                 self.drop("next_victim raised", error)
         return self.order.next_victim(pool)

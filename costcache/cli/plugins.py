@@ -22,8 +22,13 @@ def plugins(as_json: bool) -> None:
 
     from costcache.plugins import get_plugins
 
-    logging.getLogger("costcache").setLevel(logging.ERROR)  # failures are shown below, once
-    found = get_plugins().describe()
+    logger = logging.getLogger("costcache")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # failures are shown below, once
+    try:
+        found = get_plugins().describe()
+    finally:
+        logger.setLevel(level)
     if as_json:
         echo_json(found)
     else:
