@@ -14,6 +14,8 @@ from costcache.errors import PluginError, SettingsError
 from costcache.model import ModelSpec
 from costcache.planning import Plan, plan
 from costcache.plugins import PluginManager, get_plugins
+from costcache.policies import PolicySpec
+from costcache.policies.lru import LRU
 from costcache.settings import Settings
 
 GIB = 2**30
@@ -170,3 +172,41 @@ def test_a_hook_that_raises_is_named() -> None:
     architecture = manager.match(ModelSpec.preset("llama-3-8b"))
     with pytest.raises(PluginError, match=r"plugin 'bad': free_target raised ZeroDivisionError\('no pool'\)"):
         plan(architecture, Deployment(), Settings(), memory=GIB, weights=0)
+
+
+def test_settings_models_of_the_wrong_type_are_refused() -> None:
+    class Raising:
+        @hookimpl
+        def match_model(self, model: ModelSpec) -> int | None:
+            return 99
+
+        @hookimpl
+        def settings_model(self) -> Any:
+            if self.answer is None:
+                raise LookupError("where is it?")
+            return self.answer
+
+        def __init__(self, answer: Any) -> None:
+            self.answer = answer
+
+    class Offering:
+        @hookimpl
+        def policies(self) -> dict[str, PolicySpec]:
+            return {"x": PolicySpec(lambda cost, pools, settings: LRU(), "LRU.", settings={"n": 1})}  # type: ignore[arg-type] # the mistake
+
+    for answer, message in (
+        (None, "settings_model raised LookupError"),
+        ({"n": 1}, "returned {'n': 1}, not a"),
+    ):
+        manager = PluginManager()
+        manager.register(Raising(answer), "bad")
+        architecture = manager.match(ModelSpec.preset("llama-3-8b"))
+        with pytest.raises(PluginError, match=f"plugin 'bad': .*{message}"):
+            architecture.pool_settings(Settings())
+    with pytest.raises(PluginError, match=r"'x': settings is {'n': 1}, not a pydantic model"):
+        PluginManager().register(Offering(), "bad")
+
+
+def test_a_deployment_that_does_not_fit_is_not_the_plugins_fault() -> None:
+    with pytest.raises(SettingsError, match="^pp is 100 for 61 layers; use at most 61$"):
+        analyse("deepseek-v3", pp=100)
