@@ -208,5 +208,5 @@ def test_settings_models_of_the_wrong_type_are_refused() -> None:
 
 
 def test_a_deployment_that_does_not_fit_is_not_the_plugins_fault() -> None:
-    with pytest.raises(SettingsError, match="^pp is 100 for 61 layers; use at most 61$"):
+    with pytest.raises(SettingsError, match=r"^pp is 100 for 61 layers; use at most 61$"):
         analyse("deepseek-v3", pp=100)
