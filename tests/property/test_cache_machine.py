@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -409,3 +410,6 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
+# One machine stands for every public call: it gets more examples than a property does.
+EXAMPLES = settings().max_examples
+TestCache.settings = settings(max_examples=min(2000, 3 * EXAMPLES))

@@ -581,6 +581,24 @@ def test_running_requests_go_on_after_a_reset() -> None:
     assert node.priority == 2
 
 
+def test_after_a_reset_a_running_request_uses_nodes_anew() -> None:
+    cache = new(50)
+    cache.insert(range(10), request="r")
+    cache.reset()
+    node = cache.insert(range(10), request="s").node
+    cache.match_prefix(range(10), "r")
+    assert node.uses == 2
+
+
+def test_a_slot_that_is_released_twice_at_once_is_one_slot() -> None:
+    cache = new(50)
+    held = cache.allocate(3).tolist()
+    cache.release([*held, *held])
+    assert (cache.free, cache.held) == (50, 0)
+    check_structure(cache)
+    assert len(set(cache.allocate(50).tolist())) == 50
+
+
 def test_events_tell_what_is_stored_and_removed() -> None:
     cache = new(12, 2)
     events: list[Event] = []
