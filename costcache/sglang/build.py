@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
     get_tree_core_factory,
     register_tree_core_backend,
@@ -13,18 +15,18 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 
 from costcache.deployment import Deployment, KVDtype
 from costcache.errors import SettingsError
-from costcache.guard import EVENTS
 from costcache.model import ModelSpec
-from costcache.orders import KeyedOrder
 from costcache.plugins import PluginManager, get_plugins
 from costcache.settings import Settings, read_settings
 from costcache.sglang.cache import CostCache
+from costcache.sglang.choice import choose_core
 from costcache.sglang.components import COMPONENTS
+from costcache.sglang.fastcore import FastTreeCore
 from costcache.sglang.plan import Plan
-from costcache.sglang.pycore import CORE, CostTreeCore
+from costcache.sglang.pycore import CORE
 from costcache.sglang.readback import describe_pools
 
-__all__ = ["build", "make_cache", "needs_python_core", "read_policy"]
+__all__ = ["PREFIX", "build", "make_cache", "policy_names", "read_policy", "refuse"]
 
 logger = logging.getLogger("costcache")
 
@@ -82,61 +84,6 @@ def read_deployment(ctx: Any, kv_dtype: str) -> Deployment:
     )
 
 
-def needs_python_core(plan: Plan) -> str | None:
-    """Why the order needs the Python core; None where records of leaves are all that it uses.
-
-    The Rust core does not say what happens to interior nodes: an order that listens to events beyond
-    what the framework's heap does cannot run on it.
-    """
-    name, order = plan.make_order(())
-    if not isinstance(order, KeyedOrder):
-        return f"policy {name!r} keeps a structure of its own"
-    kind = type(order)
-    own = [event for event in EVENTS if getattr(kind, event) is not getattr(KeyedOrder, event)]
-    return f"policy {name!r} listens to {', '.join(own)}" if own else None
-
-
-def choose_core(ctx: Any, settings: Settings, plan: Plan) -> tuple[Literal["python", "rust"], str]:
-    """The tree core that serves, and why.
-
-    Raises:
-        SettingsError: ``core`` is "rust" and something asked for needs the Python core.
-    """
-    if settings.core == "python":
-        return "python", "asked for"
-    why = _why_python(ctx, settings, plan)
-    if settings.core == "rust":
-        if why is not None:
-            raise SettingsError(f"setting 'core' is 'rust', but {why}: use 'auto' or 'python'")
-        return "rust", "asked for"
-    return ("python", why) if why is not None else ("rust", "what SGLang would pick, and fastest")
-
-
-def _why_python(ctx: Any, settings: Settings, plan: Plan) -> str | None:
-    from sglang.srt.mem_cache.unified_cache.tree_core_registry import select_tree_core_backend
-    from sglang.srt.runtime_context import get_disagg, get_memory
-
-    params = ctx.params
-    if ctx.is_hybrid_ssm:
-        return "the model has states"
-    if ctx.is_hybrid_swa:
-        return "the model has sliding-window layers"
-    if ctx.enable_hierarchical_cache or get_disagg().disaggregation_decode_retraction_backup == "host_pool":
-        return "there is a host tier"
-    if get_memory().enable_unified_cache_external_linker:
-        return "there is an external linker"
-    if params.enable_session_radix_cache:
-        return "sessions are on"
-    if settings.trim == "exact":
-        return "trimming is exact"
-    if params.component_registry_override:
-        return "the platform has components of its own"
-    stock = select_tree_core_backend(params)
-    if stock != "rust":
-        return f"SGLang would pick its {stock} core here"
-    return needs_python_core(plan)
-
-
 def refuse(ctx: Any) -> None:
     """Raise for what our cache has not been tried with; never fall back in silence.
 
@@ -187,6 +134,8 @@ def build(
         PluginError: No plugin or policy can serve the model.
         ConfigError: The model's config cannot be read.
     """
+    from sglang.srt.runtime_context import get_disagg, get_memory
+
     params = ctx.params
     if ctx.disable_radix_cache:
         # Nothing is cached, so nothing is evicted; under a policy name that SGLang knows.
@@ -202,8 +151,16 @@ def build(
     model = ModelSpec.from_config(ctx.model_config.hf_config)
     dtype = str(getattr(kv_pool, "dtype", "bfloat16")).removeprefix("torch.")
     draft = Plan.of(model, read_deployment(ctx, dtype), settings, plugins=plugins)
-    core, reason = choose_core(ctx, settings, draft)
-    plan = Plan.of(model, draft.cost.deployment, settings, plugins=plugins, core=core, reason=reason)
+    params.tree_components = _components(ctx)  # SGLang's builder says so itself, after this
+    core, reason = choose_core(
+        params,
+        settings,
+        draft.make_order(())[1],
+        host_tier=ctx.enable_hierarchical_cache
+        or get_disagg().disaggregation_decode_retraction_backup == "host_pool",
+        linker=get_memory().enable_unified_cache_external_linker,
+    )
+    plan = replace(draft, core=core, reason=reason)
     cache = original(ctx, cache_class=make_cache(params, plan))
     architecture = plan.architecture
     logger.info(
@@ -220,6 +177,14 @@ def build(
     return cache
 
 
+def _components(ctx: Any) -> tuple[ComponentType, ...]:
+    return (
+        ComponentType.FULL,
+        *((ComponentType.SWA,) if ctx.is_hybrid_swa else ()),
+        *((ComponentType.MAMBA,) if ctx.is_hybrid_ssm else ()),
+    )
+
+
 def make_cache(params: Any, plan: Plan) -> Any:
     """What makes the cache of SGLang's parameters: point these at our parts."""
     params.eviction_policy, params.eviction_policy_config = "lru", None
@@ -231,7 +196,7 @@ def make_cache(params: Any, plan: Plan) -> Any:
     else:
         params.component_registry_override = {**COMPONENTS, **(params.component_registry_override or {})}
         params.tree_core_backend = CORE
-        _register_core(CORE, CostTreeCore)
+        _register_core(CORE, FastTreeCore)
     return functools.partial(CostCache, plan=plan)
 
 

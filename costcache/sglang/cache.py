@@ -186,7 +186,13 @@ class CostCache(UnifiedRadixCache):
                 return
             before = tracker[component]
             victims.evict(pool, short, tracker)
-            if target is None or tracker[component] == before:
+            if tracker[component] == before:
+                if self.plan.core == "rust" and self.full_evictable_size():
+                    # No leaf is known though there is one: the core walks by itself.
+                    quota = {**dict.fromkeys(POOL_OF, 0), component: wanted}
+                    super()._evict_components(quota, tracker, target and {component: target})
+                return
+            if target is None:
                 return
 
     def evict_leaf(self, node_id: int, tracker: dict[Any, int]) -> None:

@@ -215,7 +215,16 @@ STATE_CONFIG = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "mha": {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2},
-    "mla": {"architectures": ["DeepseekV2ForCausalLM"], "num_hidden_layers": 2, **LATENT_CONFIG},
+    "mla": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "num_hidden_layers": 2,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+        **LATENT_CONFIG,
+    },
     "mamba": {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", **STATE_CONFIG},
     "mla_mamba": {
         "architectures": ["Qwen3NextForCausalLM"],

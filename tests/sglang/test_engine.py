@@ -1,36 +1,84 @@
-"""The Engine's shims: stock SGLang serves on CPU, and reuse does not change what it answers."""
+"""The Engine under memory pressure: ours answers as stock does, and reuses as much under its order."""
 
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.sglang.engine import run_engine
+from tests.sglang.engine import Run, run_engine
 from tests.sglang.tiny_models import write_model
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "mha": {},
-    "mla": {},
+    "mha": {"max_total_tokens": 1024},
+    "mla": {"max_total_tokens": 1024},
     # States at chunk ends, not only at sequence ends: without them nothing shared is ever reused.
-    "hybrid": {"mamba_radix_cache_strategy": "extra_buffer", "page_size": 64, "max_mamba_cache_size": 40},
+    "hybrid": {
+        "max_total_tokens": 2048,
+        "mamba_radix_cache_strategy": "extra_buffer",
+        "page_size": 64,
+        "max_mamba_cache_size": 16,
+    },
 }
+COST = {"mha": 512, "mla": 384, "hybrid": 256}
+"""Bytes per token of each model in float32: attention layers x (keys + values, or latent + rope) x 4."""
+
+
+def conversations(chats: int, turns: int, first: int, more: int, seed: int) -> list[list[int]]:
+    """Prompts of chats in turn, each its last prompt and some more: matches end where prompts ended."""
+    rng = random.Random(seed)
+    prompts: list[list[int]] = []
+    latest = [[rng.randrange(3, 500) for _ in range(first)] for _ in range(chats)]
+    # Uneven: some chats come back soon and some late, so that a policy matters.
+    order = [rng.choice([i, i, rng.randrange(chats)]) for _ in range(turns) for i in range(chats)]
+    for chat in order:
+        prompts.append(latest[chat])
+        latest[chat] = latest[chat] + [rng.randrange(3, 500) for _ in range(more)]
+    return prompts
+
+
+def both(
+    model: Path, prompts: list[list[int]], folder: Path, ours: dict[str, Any], **options: Any
+) -> list[Run]:
+    """Stock's run and ours, side by side."""
+    jobs: list[dict[str, Any]] = [{}, ours]
+    for number in range(2):
+        (folder / str(number)).mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        return list(
+            pool.map(
+                lambda number: run_engine(model, prompts, folder / str(number), **options, **jobs[number]),
+                range(2),
+            )
+        )
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", OPTIONS)
-def test_reuse_does_not_change_the_answers(name: str, tmp_path: Path) -> None:
-    rng = random.Random(0)
-    shared = [[rng.randrange(3, 500) for _ in range(200)] for _ in range(4)]
-    prompts = [shared[i % 4] + [rng.randrange(3, 500) for _ in range(20)] for i in range(12)]
-    model = write_model(name, tmp_path)
-    cached = run_engine(model, prompts, tmp_path, max_total_tokens=2048, **OPTIONS[name])
-    cold = run_engine(
-        model, prompts, tmp_path, max_total_tokens=2048, disable_radix_cache=True, **OPTIONS[name]
+def test_answers_and_reuse_equal_stocks(name: str, tmp_path: Path) -> None:
+    first, more = (192, 64) if name == "hybrid" else (120, 40)
+    prompts = conversations(chats=6, turns=5, first=first, more=more, seed=4)
+    ours = {
+        "radix_eviction_policy": "costcache:lru",
+        "radix_eviction_policy_config": {"trim": "off", "core": "python"},
+    }
+    stock, run = both(write_model(name, tmp_path), prompts, tmp_path, ours, **OPTIONS[name])
+    assert [a.output for a in run.answers] == [a.output for a in stock.answers]
+    assert len({a.output for a in stock.answers}) > len(prompts) // 2, (
+        "equality of like answers means nothing"
     )
-    assert [a.output for a in cached.answers] == [a.output for a in cold.answers]
-    assert len({a.output for a in cold.answers}) > 1, "equality means nothing if all answers are alike"
-    assert sum(a.cached for a in cold.answers) == 0
-    assert sum(a.cached for a in cached.answers) > 0
+    assert [a.cached for a in run.answers] == [a.cached for a in stock.answers]
+    assert 0 < sum(a.cached for a in run.answers) < sum(len(p) for p in prompts) - first * 6, "no pressure"
+    (line,) = [line for line in run.log.splitlines() if "costcache: plugin" in line]
+    for words in (
+        f"plugin '{'mla' if name == 'mla' else 'mha' if name == 'mha' else ''}",
+        "policy 'lru'",
+        "python core (asked for)",
+        f"{COST[name]} B per token of pool 'kv' (cost model: {COST[name]})",
+        "class CostCache",
+    ):
+        assert words in line
+    assert "costcache" not in stock.log.split("server_args=")[-1].split("\n", 1)[-1]
