@@ -37,7 +37,7 @@ TIME_STEP = 0.00001
 _NO_CHILDREN: dict[Any, Any] = {}
 
 
-class FastWalks(UnifiedTreeCore):  # type: ignore[misc] # SGLang has no type information
+class FastWalks(UnifiedTreeCore):
     """SGLang's Python tree core with faster walks; it holds exactly the state that SGLang's own would.
 
     Every node of a tree that they know has two more attributes: ``edge``, what it is found by in its

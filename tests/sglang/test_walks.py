@@ -35,7 +35,7 @@ class Watched(FastWalks):
         self.walks = self.splits = 0
         self.locked: set[int] = set()
 
-    def path_walked(self, path: list[Any]) -> None:
+    def path_walked(self, path: list[Any], inserting: bool) -> None:
         assert path
         above = self.root_node
         for node in path:

@@ -1,0 +1,377 @@
+"""SGLang's Rust tree core, with victims that our orders name.
+
+The core keeps the tree; we keep one record per node id that we have met and name leaves from it. That is
+enough because of how the core hands out ids: a split leaves the id with the tail, so the end of a
+node never changes; ids are never used again; and a tree of FULL attention alone gets its leaves in
+two ways only, by an insert and by an eviction, both of which pass here.
+
+**History.** A walk is noted at the deepest node that it reached. When a leaf goes, its parent takes over
+its history: the sum of the uses, the latest recency, the earliest creation, the highest priority. By
+the time a node is a leaf it has so heard of every walk through it, as in the Python core, where each walk
+notes every node. A request that walks deeper takes its use along, so each counts once per node. What
+an interior node holds until then is not whole, and depth and tokens of a node that was split are corrected
+only when it is named. So orders that look at more than leaves, or at these two, need the Python core; see
+:func:`costcache.sglang.choice.choose_core`.
+
+**Trimming.** The core cannot split a node by its id and does not give its key away, so a new leaf is cut into
+chunks at once, while its key is at hand; victims are then chunks.
+
+**Safety.** Evicting a node that is locked or has children makes the core panic, and every later call too.
+So before each eviction the core itself is asked: is it a leaf, and does one more lock on it protect anything
+new?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import EvictDeviceNextNodeResult
+
+from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
+from costcache.sglang.pools import PoolRecord
+
+if TYPE_CHECKING:
+    from costcache.records import NodeRecord, Victim
+    from costcache.sglang.pools import Pools
+
+__all__ = ["CORE", "CostRustCore"]
+
+CORE = "costcache-rust"
+"""Name under which the core is registered."""
+
+FULL = ComponentType.FULL
+LOWEST = -(1 << 63)
+
+Path = Sequence[tuple[int, int, int, int, int | None, int]]
+"""From the root's child down: id, parent's id, start and end in tokens, tokens on the device, children."""
+
+
+class CostRustCore(RustUnifiedTreeCore):
+    """The Rust tree core for FULL attention alone, with records.
+
+    Attributes:
+        pools: The pools that hear of every change; only ``kv`` exists here.
+        kv: The pool of full-attention KV.
+        own_walks: How often no record was left and the core chose victims by its own order.
+        refused: Victims that the core knew to be locked and we did not.
+    """
+
+    def __init__(self, params: Any, components: dict[Any, Any]) -> None:
+        """Build the core.
+
+        Args:
+            params: SGLang's parameters.
+            components: SGLang's own components, which this core does not use; they lead to the cache.
+        """
+        self.pools: Pools = next(iter(components.values())).cache.pools
+        self.kv = self.pools.kv
+        self._chunk = self.pools.plan.trim_step
+        self.own_walks = 0
+        self.refused = 0
+        self._no_skips: list[int] = []
+        self._clear()
+        super().__init__(params)
+
+    def _clear(self) -> None:
+        # Records in kv.live have been leaves at least once; the others only gather history.
+        self._records: dict[int, PoolRecord] = {}
+        self._holds: dict[int, int] = {}
+        self._inserting: Any = None
+        self._claimed: Path | None = None
+        self._quota = 0
+        self._passed: dict[int, Victim] = {}
+        self._own_walk = False
+
+    def reset(self) -> None:
+        """Forget every node, and what the orders know."""
+        self.pools.reset()
+        self._clear()
+        super().reset()
+
+    # ---- walks -----------------------------------------------------------------------------
+
+    def match_prefix(self, params: Any) -> Any:
+        """Match as SGLang does, and note the use."""
+        result = super().match_prefix(params)
+        if result.full_kv_hit_length:
+            self._use(result.last_device_node, result.full_kv_hit_length)
+        return result
+
+    def begin_insert(self, params: Any) -> Any:
+        """Insert as SGLang does, and note the node where it ended."""
+        self._inserting = params
+        return self._inserted(super().begin_insert(params))
+
+    def resume_insert(self) -> Any:
+        """Go on with an insert that had to wait."""
+        return self._inserted(super().resume_insert())
+
+    def _inserted(self, step: Any) -> Any:
+        result = step.result
+        if result is None:
+            return step
+        params, self._inserting = self._inserting, None
+        key, found, priority = params.key, result.prefix_len, params.priority or 0
+        size = (key._raw_len() - self.is_eagle) // self._page_size * self._page_size
+        if found < size and not result.rotation_tail_declined:
+            self._new_leaf(result.last_device_node, key, found, size, priority)
+        elif found:
+            record = self._use(result.last_device_node, found, inserting=True)
+            if record.priority < priority:
+                record.priority = priority
+                self._refreshed(record)
+        return step
+
+    def _new_leaf(self, node_id: int, key: Any, start: int, end: int, priority: int) -> None:
+        request = self.kv.request
+        before = None if request is None else request.end
+        if self._chunk and end - start > self._chunk:
+            start = self._cut(key, start, end)
+        self._records[node_id] = self.kv.insert(node_id, end - start, start, priority=priority)
+        if before is not None:
+            self._move_use(before)
+
+    def _cut(self, key: Any, start: int, end: int) -> int:
+        """Split the new leaf [start, end) into chunks; the last keeps the id. Returns where it starts."""
+        ids, eagle, bindings = key.raw_token_ids(), int(self.is_eagle), self._bindings
+        cut = start
+        for cut in range(start + self._chunk, end, self._chunk):
+            # A match that ends inside a node splits it there.
+            self._binding.match_prefix(
+                bindings.MatchParamsBinding(
+                    key=ids[: cut + eagle], extra_key=key.extra_key, cache_salt=key.cache_salt
+                )
+            )
+        return cut
+
+    def _use(self, node_id: int, end: int, *, inserting: bool = False) -> PoolRecord:
+        """A walk ended at a node, ``end`` tokens from the root."""
+        kv = self.kv
+        clock, request, heard = kv.clock, kv.request, kv.guard.refresh
+        record = self._records.get(node_id)
+        if record is None:
+            record = self._records[node_id] = self._unseen(node_id, end)
+        record.recency = clock.accesses
+        if request is not None:
+            before = request.end
+            deepest = True
+            if end > request.counted:
+                record.uses += 1
+                record.last_use = clock.now
+                request.counted = end
+                heard = kv.guard.touch
+                if before is not None and before is not record:
+                    self._move_use(before)
+            elif inserting:
+                heard = kv.guard.touch
+                # SGLang inserts the prompt once more after the whole: the request ends deeper.
+                deepest = not (_is_known(before) and before.end > end)
+            if deepest:
+                request.end = record
+        if heard is not None and record.parent is not None:
+            heard(record)
+        return record
+
+    def _move_use(self, before: NodeRecord) -> None:
+        """A request went on from ``before`` to a node below it, and took its use along."""
+        node_id = getattr(before, "node", None)
+        record = None if node_id is None else self._records.get(node_id)
+        if record is not None:
+            record.uses -= 1
+            record.live_children = record.live_children or 1
+
+    def _unseen(self, node_id: int, end: int) -> PoolRecord:
+        """A record for an interior node: all that it starts with is where the node ends."""
+        record = PoolRecord(0, None, 0, end, node_id)
+        record.live_children = 1
+        record.created = self.kv.clock.accesses
+        record.priority = LOWEST
+        record.locks = int(node_id in self._holds)
+        return record
+
+    def _refreshed(self, record: PoolRecord) -> None:
+        heard = self.kv.guard.refresh
+        if heard is not None and record.parent is not None:
+            heard(record)
+
+    # ---- locks -----------------------------------------------------------------------------
+
+    def inc_lock_ref(self, node_id: int, skip_lock_components: Sequence[Any] = ()) -> Any:
+        """Lock the node and its ancestors."""
+        result = super().inc_lock_ref(node_id, skip_lock_components)
+        self._hold(node_id)
+        return result
+
+    def dec_lock_ref(self, node_id: int, params: Any, skip_swa: bool = False) -> Any:
+        """Undo one lock."""
+        result = super().dec_lock_ref(node_id, params, skip_swa)
+        self._release(node_id)
+        return result
+
+    def inc_full_pin(self, node_id: int) -> None:
+        """Pin the KV of the node and its ancestors."""
+        super().inc_full_pin(node_id)
+        self._hold(node_id)
+
+    def dec_full_pin(self, node_id: int) -> None:
+        """Undo one pin."""
+        super().dec_full_pin(node_id)
+        self._release(node_id)
+
+    def _hold(self, node_id: int) -> None:
+        holds = self._holds
+        count = holds.get(node_id, 0)
+        holds[node_id] = count + 1
+        if not count:
+            record = self._records.get(node_id)
+            if record is not None:
+                if record.parent is None:
+                    record.locks = 1
+                else:
+                    self.kv.lock(record)
+
+    def _release(self, node_id: int) -> None:
+        holds = self._holds
+        count = holds[node_id] - 1
+        if count:
+            holds[node_id] = count
+            return
+        del holds[node_id]
+        record = self._records.get(node_id)
+        if record is not None:
+            if record.parent is None:
+                record.locks = 0
+            else:
+                self.kv.unlock(record)
+
+    # ---- victims ---------------------------------------------------------------------------
+
+    def claim(self, record: PoolRecord, needed: int) -> tuple[int, int]:  # noqa: ARG002  # chunks go whole
+        """See that a victim of the pool ``kv`` can be evicted.
+
+        Returns:
+            1 and the id of the leaf to evict; or the pipeline's answer for one that cannot go, and 0.
+        """
+        node_id = record.node
+        if node_id is None or self._records.get(node_id) is not record or record.live_children:
+            return NOT_A_LEAF, 0
+        if record.locks:
+            return LOCKED, 0
+        try:
+            path: Path = self._binding.collect_path_info([node_id])[0]
+        except KeyError:  # gone, by a way that we do not know
+            del self._records[node_id]
+            self.kv.remove(record)
+            return NOT_NOW, 0
+        _, _, start, end, _, children = path[-1]
+        record.depth, record.tokens = start, end - start
+        if children:
+            record.live_children = children
+            return NOT_NOW, 0
+        lock = self._binding.inc_lock_ref(node_id, self._no_skips)
+        self._binding.dec_lock_ref(
+            node_id,
+            self._bindings.DecLockRefParamsBinding(
+                node_id=node_id,
+                skipped_lock_components=self._no_skips,
+                component_lock_uuids=lock.component_lock_uuids,
+                component_host_lock_uuids=lock.component_host_lock_uuids,
+            ),
+            False,
+        )
+        if not lock.delta:
+            self.refused += 1
+            return NOT_NOW, 0
+        self._claimed = path
+        return 1, node_id
+
+    def put_back(self, node_id: int) -> None:
+        """A victim could not go after all: nothing was changed for it."""
+
+    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
+        """Evict a leaf; its parent takes over its history."""
+        path, self._claimed = self._claimed, None
+        if path is None or path[-1][0] != node_id:
+            path = self._binding.collect_path_info([node_id])[0]
+        result = super().evict_device_leaf(node_id, is_write_back)
+        self._gone(path)
+        return result
+
+    def _gone(self, path: Path) -> None:
+        records, kv = self._records, self.kv
+        record = records.pop(path[-1][0], None)
+        parent = leaf = None
+        if len(path) > 1:
+            parent_id, _, start, end, _, children = path[-2]
+            parent = records.get(parent_id)
+            if parent is None:
+                parent = records[parent_id] = self._unseen(parent_id, end)
+            if record is not None:
+                _merge(parent, record)
+                self._refreshed(parent)
+            parent.live_children = children - 1
+            if children == 1:
+                parent.depth, parent.tokens, leaf = start, end - start, parent
+        if record is not None and record.parent is not None:
+            if leaf is not None and leaf.parent is not None:
+                # The order offers the parent when it hears that its last child went.
+                kv.root.live_children -= 1
+                leaf.live_children, record.parent = 1, leaf
+            kv.remove(record)
+        if leaf is not None and leaf.parent is None:
+            records[leaf.node] = kv.insert(
+                leaf.node, leaf.tokens, leaf.depth, priority=leaf.priority, history=leaf, locks=leaf.locks
+            )
+
+    # ---- walks that stay SGLang's ------------------------------------------------------------
+
+    def evict_device_start(self, component_type: Any, request_cnt: int) -> None:  # noqa: ARG002  # FULL alone
+        """Begin a walk that SGLang drives: it says when to stop, we say what goes."""
+        self._quota = request_cnt
+        self._passed = {}
+
+    def evict_device_next_node(self, component_type: Any, tracker: dict[Any, int]) -> Any:
+        """Name the next leaf of SGLang's walk."""
+        if tracker[component_type] >= self._quota:
+            return EvictDeviceNextNodeResult()
+        if not self._own_walk:
+            guard, passed = self.kv.guard, self._passed
+            while (victim := guard.next_victim("kv")) is not None and victim.record.serial not in passed:
+                answer, node_id = self.claim(victim.record, self._quota)
+                if answer > 0:
+                    return EvictDeviceNextNodeResult(node_id=node_id, made_progress=True)
+                passed[victim.record.serial] = victim
+            if not self.full_evictable_size():
+                return EvictDeviceNextNodeResult()
+            self._own_walk = True
+            self.own_walks += 1
+            super().evict_device_start(component_type, self._quota)
+        return super().evict_device_next_node(component_type, tracker)
+
+    def evict_device_end(self, component_type: Any) -> None:
+        """The walk is over."""
+        if self._own_walk:
+            self._own_walk = False
+            super().evict_device_end(component_type)
+        defer = self.kv.guard.defer
+        if defer is not None:
+            for victim in self._passed.values():
+                defer(victim)
+        self._passed = {}
+
+
+def _is_known(record: Any) -> bool:
+    return record is not None and getattr(record, "node", None) is not None
+
+
+def _merge(parent: PoolRecord, record: PoolRecord) -> None:
+    """Add to a node's history that of a child that went."""
+    parent.uses += record.uses
+    parent.last_use = max(parent.last_use, record.last_use)
+    parent.recency = max(parent.recency, record.recency)
+    parent.priority = max(parent.priority, record.priority)
+    if record.created <= parent.created:
+        parent.created, parent.creator = record.created, record.creator
