@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from costcache.sglang.hosttier import exact_reclaims
 from costcache.sglang.pools import Pools
 from costcache.sglang.requests import Life, info, life_of
 from costcache.sglang.victims import KvVictims, ValueVictims, make_victims
@@ -52,6 +53,11 @@ class CostCache(UnifiedRadixCache):
         names = [POOL_OF[component] for component in params.tree_components if component in POOL_OF]
         self.pools = Pools(plan, self.victims, names)
         super().__init__(params)
+
+    def init_hicache(self, server_args: Any, params: Any) -> None:
+        """Attach SGLang's host tier."""
+        super().init_hicache(server_args, params)
+        exact_reclaims(self)
 
     def victims(self, name: str) -> Any:
         """What frees the victims of a pool."""

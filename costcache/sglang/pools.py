@@ -24,6 +24,10 @@ POOLS = ("kv", "swa", "state", "host")
 """Pools that may have an order: full attention, sliding window, states, and full attention on the host."""
 
 
+_SHARED = {"host": "kv"}
+"""KV is one thing on two tiers: a request that used it on the host has used it when it is on the device."""
+
+
 class PoolRecord(NodeRecord):
     """A record that knows its tree node.
 
@@ -342,13 +346,13 @@ class Pools:
         """A request begins; what each pool remembers of it."""
         clock = self.clock
         number, now = clock.begin(), clock.now
-        return {name: RequestRecord(number, now) for name in self.by_name}
+        return {name: RequestRecord(number, now) for name in self.by_name if name != "host"}
 
     def walk(self, request: dict[str, RequestRecord] | None) -> None:
         """A walk of the tree begins, on behalf of ``request`` or of nobody."""
         self.clock.accesses += 1
         for name, pool in self.by_name.items():
-            pool.request = None if request is None else request.get(name)
+            pool.request = None if request is None else request[_SHARED.get(name, name)]
 
     def rest(self) -> None:
         """The walk is over."""
@@ -358,9 +362,7 @@ class Pools:
     def finish(self, request: dict[str, RequestRecord], info: RequestInfo) -> None:
         """A request ended."""
         for name, pool in self.by_name.items():
-            record = request.get(name)
-            if record is not None:
-                pool.finish(record, info)
+            pool.finish(request[_SHARED.get(name, name)], info)
 
 
 def _reached(request: RequestRecord, record: PoolRecord) -> None:

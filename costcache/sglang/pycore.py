@@ -134,14 +134,15 @@ class CostTreeCore(UnifiedTreeCore):
 
     def left_device(self, node: CostNode, *, to_host: bool) -> None:
         """The device holds the KV of a node no more; the host may still."""
-        record = node.kv
+        record, end = node.kv, node.end
+        history: NodeRecord | None = record
         if record is None:
-            return  # the tail of a trimmed leaf
-        end = record.depth + record.tokens
-        node.kv = None
-        self.kv.remove(record)
+            history = node.parent.kv  # it is the tail of a trimmed leaf, whose record stays with the rest
+        else:
+            node.kv = None
+            self.kv.remove(record)
         if to_host:
-            self.to_host(node, end, record)
+            self.to_host(node, end, history)
 
     def left_host(self, node: CostNode) -> None:
         """The host holds the KV of a node no more."""
@@ -168,9 +169,14 @@ class CostTreeCore(UnifiedTreeCore):
             else:
                 prefix.kv = self.kv.split(record, split_len, prefix)
         elif child.host is not None:
-            prefix.host = self.pools.by_name["host"].split(child.host, split_len, prefix, locked=True)
+            record = child.host
             if child in self.evictable_host_leaves:
                 self.evictable_host_leaves.tokens -= split_len
+            if self._trimming:
+                prefix.host, child.host = record, None
+                record.node = prefix
+            else:
+                prefix.host = self.pools.by_name["host"].split(record, split_len, prefix, locked=True)
         return prefix, action
 
     # -- uses --------------------------------------------------------------------------------
@@ -233,7 +239,7 @@ class CostTreeCore(UnifiedTreeCore):
         if step and needed < record.tokens:
             keep = (record.tokens - needed) // step * step
             if keep and self._may_trim(node, keep):
-                self._cut(node, keep)
+                self._cut(node, keep, self.kv, record)
         return 1, node.id
 
     def _may_trim(self, node: CostNode, keep: int) -> bool:
@@ -264,9 +270,8 @@ class CostTreeCore(UnifiedTreeCore):
             length = len(node.key)
         return True
 
-    def _cut(self, node: CostNode, keep: int) -> None:
+    def _cut(self, node: CostNode, keep: int, pool: PoolEvents, record: PoolRecord) -> None:
         """Split a leaf: the first part keeps the record, the rest (the same node id) is to go."""
-        record = node.kv
         self._trimming = True
         try:
             _, action = self._split_node(node.key, node, keep)
@@ -274,8 +279,16 @@ class CostTreeCore(UnifiedTreeCore):
             self._trimming = False
         if action is not None:
             raise AssertionError(f"a leaf with a transfer under way was cut: {action}")
-        if record is not None:
-            self.kv.trim(record, record.tokens - keep)
+        pool.trim(record, record.tokens - keep)
+
+    def cut_host_leaf(self, record: PoolRecord, needed: int) -> CostNode:
+        """What to evict of a host leaf: its tail where that is enough, else all of it."""
+        node: CostNode = record.node
+        step = self.pools.plan.trim_step
+        keep = (record.tokens - needed) // step * step if step else 0
+        if keep > 0 and len(self.components) == 1:
+            self._cut(node, keep, self.pools.by_name["host"], record)
+        return node
 
     def put_back(self, node_id: int) -> None:
         """The tail of a cut leaf could not go after all: it is a node like any other."""
@@ -374,7 +387,7 @@ class _HostLeaves(set[Any]):
         super().add(node)
         if node.host is None:
             self._core.to_host(node, node.end, None)  # read from storage, never on the device
-        if node.host is not None:
+        if node.host is not None and node.host.locks:
             self._pool.unlock(node.host)
         self.tokens += len(node.key)
 

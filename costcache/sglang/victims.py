@@ -200,7 +200,7 @@ def _references(record: PoolRecord, component: Any) -> int:
 
 
 class HostVictims:
-    """Full-attention KV of the host tier: leaves that only the host holds, whole.
+    """Full-attention KV of the host tier: leaves that only the host holds.
 
     Attributes:
         sinks: Where stock code collects what it frees while it is at work: tracker, device frees,
@@ -213,8 +213,8 @@ class HostVictims:
         self._cache = cache
         self.sinks: tuple[Any, Any, Any, Any] | None = None
 
-    def take(self, victim: Victim, needed: int) -> int:  # noqa: ARG002  # leaves of the host go whole
-        """Evict a host leaf."""
+    def take(self, victim: Victim, needed: int) -> int:
+        """Evict a host leaf, or the tail of it that ``needed`` tokens ask for."""
         cache, record = self._cache, victim.record
         pool = cache.pools.by_name["host"]
         if not isinstance(record, PoolRecord) or pool.live.get(record.serial) is not record:
@@ -225,9 +225,8 @@ class HostVictims:
             return NOT_NOW
         tracker, device_frees, host_frees, actions = self.sinks
         before = tracker[ComponentType.FULL]
-        cache.tree_core._evict_host_leaf(
-            record.node, tracker, device_frees, host_frees, cache_actions=actions
-        )
+        leaf = cache.tree_core.cut_host_leaf(record, needed)
+        cache.tree_core._evict_host_leaf(leaf, tracker, device_frees, host_frees, cache_actions=actions)
         return int(tracker[ComponentType.FULL] - before)
 
     def pool_state(self, pool: str) -> PoolState:
@@ -238,7 +237,8 @@ class HostVictims:
         if host is None:
             return PoolState(pool, "tokens", 0, 0, 0, 0, cache.plan.page_size)
         capacity, free = int(host.size), int(host.available_size())
-        evictable = cache.tree_core.evictable_host_leaves.tokens
+        # A plain set while the tier is being attached.
+        evictable = int(getattr(cache.tree_core.evictable_host_leaves, "tokens", 0))
         return PoolState(
             pool,
             "tokens",
