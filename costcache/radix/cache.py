@@ -44,8 +44,11 @@ class Match:
 
     @property
     def slots(self) -> Any:
-        """Slots of the matched tokens, int64 of shape [matched_len]; a tensor if tensors were inserted."""
-        return self._cache._out(_joined(self._parts))
+        """Slots of the matched tokens, int64 of shape [matched_len]; a tensor if tensors were inserted.
+
+        The caller's own copy: writing to it changes nothing in the cache.
+        """
+        return self._cache._out(np.concatenate(self._parts) if self._parts else np.empty(0, np.int64))
 
     def __repr__(self) -> str:
         return f"Match(matched_len={self.matched_len}, node={self.node!r})"

@@ -212,6 +212,22 @@ def test_what_was_found_does_not_change_when_the_tree_does() -> None:
     assert found.slots.tolist() == list(range(20))
 
 
+def test_slots_that_were_handed_out_are_the_callers_to_change() -> None:
+    cache = new()
+    cache.insert(range(20), range(20))
+    for _ in range(2):
+        found = cache.match_prefix(range(20))
+        found.slots[:] = 0
+        assert found.slots.tolist() == list(range(20))
+        cache.match_prefix(range(5))  # then over two nodes
+    cache.evict(3).slots[:] = 0
+    held = cache.allocate(4)
+    cache.insert(range(100, 104), held)
+    held[:] = 0
+    check_structure(cache)
+    assert cache.evict(21).freed == 21
+
+
 def test_pages_are_whole_in_the_pool_too() -> None:
     cache = new(32, 4)
     slots = cache.allocate(5)
