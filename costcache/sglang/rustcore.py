@@ -127,12 +127,16 @@ class CostRustCore(RustUnifiedTreeCore):
 
     def _new_leaf(self, node_id: int, key: Any, start: int, end: int, priority: int) -> None:
         request = self.kv.request
-        before = None if request is None else request.end
+        before = None if request is None else self._move_use(request.end)
+        if start and (before is None or before.end != start):
+            # Not below the node that the request ended at last: look up what it is below, which may
+            # have been a leaf.
+            above = self._records.get(self._binding.collect_path_info([node_id])[0][-2][0])
+            if above is not None:
+                above.live_children = above.live_children or 1
         if self._chunk and end - start > self._chunk:
             start = self._cut(key, start, end)
         self._records[node_id] = self.kv.insert(node_id, end - start, start, priority=priority)
-        if before is not None:
-            self._move_use(before)
 
     def _cut(self, key: Any, start: int, end: int) -> int:
         """Split the new leaf [start, end) into chunks; the last keeps the id. Returns where it starts."""
@@ -163,25 +167,29 @@ class CostRustCore(RustUnifiedTreeCore):
                 record.last_use = clock.now
                 request.counted = end
                 heard = kv.guard.touch
-                if before is not None and before is not record:
-                    self._move_use(before)
+                self._move_use(before)
             elif inserting:
                 heard = kv.guard.touch
                 # SGLang inserts the prompt once more after the whole: the request ends deeper.
-                deepest = not (_is_known(before) and before.end > end)
+                deepest = before is None or before.end <= end or self._current(before) is None
             if deepest:
                 request.end = record
         if heard is not None and record.parent is not None:
             heard(record)
         return record
 
-    def _move_use(self, before: NodeRecord) -> None:
-        """A request went on from ``before`` to a node below it, and took its use along."""
-        node_id = getattr(before, "node", None)
-        record = None if node_id is None else self._records.get(node_id)
+    def _current(self, record: NodeRecord | None) -> PoolRecord | None:
+        """The record that its node has now; None where the node has gone."""
+        node_id = getattr(record, "node", None)
+        return None if node_id is None else self._records.get(node_id)
+
+    def _move_use(self, end: NodeRecord | None) -> PoolRecord | None:
+        """A request goes on below the node where it ended, if any, and takes its use along."""
+        record = self._current(end)
         if record is not None:
             record.uses -= 1
             record.live_children = record.live_children or 1
+        return record
 
     def _unseen(self, node_id: int, end: int) -> PoolRecord:
         """A record for an interior node: all that it starts with is where the node ends."""
@@ -361,10 +369,6 @@ class CostRustCore(RustUnifiedTreeCore):
             for victim in self._passed.values():
                 defer(victim)
         self._passed = {}
-
-
-def _is_known(record: Any) -> bool:
-    return record is not None and getattr(record, "node", None) is not None
 
 
 def _merge(parent: PoolRecord, record: PoolRecord) -> None:
