@@ -328,7 +328,10 @@ class _ValueList(UnifiedLRUList):
         if tail is None or self._name == "state":
             self._arrived(node)
         else:
-            setattr(node, self._name, self._pool.split(tail, len(node.key), node))
+            prefix = self._pool.split(tail, len(node.key), node, locked=True)
+            setattr(node, self._name, prefix)
+            # To an order the prefix of a split has a child, and is no candidate; this one is.
+            self._pool.unlock(prefix)
 
     def _arrived(self, node: CostNode) -> None:
         units = self._units(node)
