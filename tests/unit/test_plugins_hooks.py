@@ -99,10 +99,13 @@ def test_the_bound_and_the_pluggy_path_agree_on_policies(plugin: str) -> None:
     made = everything()
     others = [own for name, own in made.pm.list_name_plugin() if name != plugin]
     (offer,) = made.pm.subset_hook_caller("policies", others)()
-    assert list(offer) == [plugin]
-    assert type(offer[plugin].make_order(None, (), offer[plugin].settings())) is type(
-        made.policies()[plugin].make_order(None, (), offer[plugin].settings())  # type: ignore[arg-type] # not read
-    )
+    bound = made._bound(plugin, "policies", dict)()
+    assert list(offer) == list(bound) == [plugin]
+    kept = made.policies()[plugin]
+    for spec in (offer[plugin], bound[plugin]):
+        assert (spec.summary, spec.settings) == (kept.summary, kept.settings)
+        assert spec.make_order.__code__ is kept.make_order.__code__  # a new closure of the same code
+        assert spec.supports.__code__ is kept.supports.__code__
 
 
 def test_the_match_gives_the_winners_own_functions() -> None:

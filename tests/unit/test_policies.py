@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from costcache import RadixCache, RequestInfo
+from costcache import ModelSpec, RadixCache, RequestInfo
 from costcache.orders import KeyedOrder
 from costcache.policies import BUILTIN, NoSettings, PolicySpec, supports_every_model
 from tests.property.kit import MODEL, drain, insert_all, manager
@@ -203,11 +203,18 @@ def test_each_builtin_is_a_policy_plugin_of_its_own() -> None:
     owners = {item["name"]: item["plugin"] for item in made.describe()["policies"]}
     assert owners == {name: name for name in BUILTIN}
     for name, spec in made.policies().items():
+        assert spec.settings() is not None, name  # made without arguments
+        assert spec.summary.endswith(".")
+        assert "\n" not in spec.summary
+
+
+def test_those_that_sglang_has_too_are_keys_and_serve_every_model() -> None:
+    policies = manager().policies()
+    for name in ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru"):
+        spec = policies[name]
         order = spec.make_order(None, (), spec.settings())  # type: ignore[arg-type] # not read
         assert isinstance(order, KeyedOrder), name
         assert spec.supports is supports_every_model
-        assert spec.summary.endswith(".")
-        assert "\n" not in spec.summary
 
 
 def test_each_cache_has_an_order_of_its_own() -> None:
@@ -218,9 +225,11 @@ def test_each_cache_has_an_order_of_its_own() -> None:
         assert first.evict(5).freed == 3
 
 
-def test_every_policy_serves_every_kind_of_model() -> None:
+def test_every_policy_serves_the_models_that_it_says() -> None:
     for model in ("deepseek-v3", "qwen3-next", "jamba-v0.1", "llama-3-8b"):
         for name in BUILTIN:
+            if PLUGINS.policies()[name].supports(ModelSpec.preset(model)) is not None:
+                continue
             cache = RadixCache(model, 20, policy=name, plugins=PLUGINS)
             insert_all(cache, (range(10), range(50, 70)))
             assert cache.cached == 20
