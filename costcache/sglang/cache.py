@@ -9,6 +9,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from costcache.sglang.hosttier import exact_reclaims
+from costcache.sglang.metrics import CostMetrics
 from costcache.sglang.pools import Pools
 from costcache.sglang.requests import Life, info, life_of
 from costcache.sglang.victims import KvVictims, ValueVictims, make_victims
@@ -30,6 +31,7 @@ class CostCache(UnifiedRadixCache):
     Attributes:
         plan: What was decided for it.
         pools: The orders of its pools.
+        cost_metrics: Where evictions are counted for Prometheus; None unless metrics are on.
     """
 
     def __init__(self, params: Any, plan: Plan) -> None:
@@ -48,11 +50,16 @@ class CostCache(UnifiedRadixCache):
         self.is_swa_enabled = ComponentType.SWA in params.tree_components
         self.tree_core: Any = None
         self.host_pool_group: Any = None
+        self.cost_metrics: CostMetrics | None = None
         self._victims: dict[str, Any] = {}
         self._walking = False
         names = [POOL_OF[component] for component in params.tree_components if component in POOL_OF]
         self.pools = Pools(plan, self.victims, names)
         super().__init__(params)
+        if self.metrics_collector is not None:
+            self.cost_metrics = metrics = CostMetrics(self.metrics_collector)
+            for victims in self._victims.values():
+                victims.take = metrics.timed(victims.take)
 
     def init_hicache(self, server_args: Any, params: Any) -> None:
         """Attach SGLang's host tier."""
@@ -172,6 +179,12 @@ class CostCache(UnifiedRadixCache):
                 )
                 continue
             self._evict_pool(component, wanted, tracker, targets.get(component))
+
+    def _evict(self, *args: Any, **named: Any) -> Any:
+        result = super()._evict(*args, **named)
+        if self.cost_metrics is not None:
+            self.cost_metrics.publish(self.pools.by_name)
+        return result
 
     def _evict_pool(
         self, component: Any, wanted: int, tracker: dict[Any, int], target: tuple[Any, int] | None

@@ -55,14 +55,14 @@ class _Sessions:
         self.waiting.add(references)
         return True
 
-    def evict(self, pool: PoolEvents, shortfall: int) -> None:
-        """Evict in passes, each with more references allowed."""
-        self.limit = 0
+    def evict(self, pool: PoolEvents, shortfall: int) -> int:
+        """Evict in passes, each with more references allowed; returns the units freed."""
+        self.limit = freed = 0
         while True:
             self.waiting.clear()
-            shortfall -= pool.pipeline.evict(shortfall).freed
-            if shortfall <= 0 or not self.waiting:
-                return
+            freed += pool.pipeline.evict(shortfall - freed).freed
+            if freed >= shortfall or not self.waiting:
+                return freed
             self.limit = min(self.waiting)
 
 
@@ -80,10 +80,12 @@ class _Device:
     def evict(self, pool: PoolEvents, shortfall: int, tracker: dict[Any, int]) -> None:
         """Run an eviction; what it frees of each component is added to ``tracker``."""
         self.tracker = tracker
-        if self._sessions is None:
-            pool.pipeline.evict(shortfall)
+        run = _evict if self._sessions is None else self._sessions.evict
+        metrics = self._cache.cost_metrics
+        if metrics is None:
+            run(pool, shortfall)
         else:
-            self._sessions.evict(pool, shortfall)
+            metrics.evict(pool, run, shortfall)
 
     def pool_state(self, pool: str) -> PoolState:
         """The pool as it is now."""
@@ -192,6 +194,10 @@ class ValueVictims(_Device):
             evictable,
             evictable + protected,
         )
+
+
+def _evict(pool: PoolEvents, shortfall: int) -> int:
+    return pool.pipeline.evict(shortfall).freed
 
 
 def _references(record: PoolRecord, component: Any) -> int:

@@ -53,7 +53,9 @@ def environment(folder: Path) -> dict[str, str]:
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: costcache-test-shims\nVersion: 0\n")
     (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\ncpu_shims = tests.sglang.shims.cpu_backend:install\n"
+        "[sglang.srt.plugins]\n"
+        "cpu_shims = tests.sglang.shims.cpu_backend:install\n"
+        "record_victims = tests.sglang.shims.record_victims:install\n"
     )
     return {
         **os.environ,

@@ -104,3 +104,5 @@ def test_the_second_of_two_equal_prompts_is_cached(tmp_path: Path) -> None:
         assert words in line
     assert "impl=CostCache" in text
     assert "sglang:evicted_tokens_total" in metrics
+    assert "costcache:evictions_total{" in metrics
+    assert "costcache:decision_seconds_bucket{" in metrics

@@ -1,0 +1,74 @@
+"""What Prometheus sees of our evictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import prometheus_client
+import pytest
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.runtime_context import get_parallel
+
+from tests.sglang.pools import Shape, cost_cache
+from tests.sglang.serving import Server
+from tests.sglang.test_features import misbehaving
+
+
+@pytest.fixture(autouse=True)
+def _one_rank_and_a_clean_registry() -> Iterator[None]:
+    registry = prometheus_client.REGISTRY
+    before = set(registry._collector_to_names)
+    with get_parallel().override(tp_rank=0, pp_rank=0):
+        yield
+    for collector in set(registry._collector_to_names) - before:
+        registry.unregister(collector)
+
+
+def value(name: str, pool: str = "kv") -> float | None:
+    labels = {"cache_type": "CostCache", "tp_rank": "0", "pp_rank": "0", "dp_rank": "0", "pool": pool}
+    return prometheus_client.REGISTRY.get_sample_value(f"costcache:{name}", labels)
+
+
+def test_evictions_are_counted_beside_sglangs_own() -> None:
+    shape = Shape("mamba", params={"enable_metrics": True}, tokens=1000)
+    server = Server(cost_cache(shape, headroom=0.1), shape)
+    server.serve(range(300))
+    server.serve(range(1000, 1300))
+    server.cache.evict(EvictParams(num_tokens=100, mamba_num=1))
+    assert value("evictions_total") == 1
+    assert value("shortfall_units_total") == 100
+    assert value("evicted_units_total") == 300  # whole leaves: states end there
+    assert value("victims_total") == 1
+    assert value("excess_units_sum") == 200
+    assert value("decision_seconds_count") == 1
+    assert 0 < (value("decision_seconds_sum") or 0) < 1
+    assert value("trimmed_total") is None
+    # The leaf took its state with it.
+    assert value("evictions_total", "state") is None
+    own = prometheus_client.REGISTRY.get_sample_value(
+        "sglang:evicted_tokens_total",
+        {"cache_type": "CostCache", "tp_rank": "0", "pp_rank": "0", "dp_rank": "0"},
+    )
+    assert own == 300
+
+
+def test_trimmed_short_and_dropped() -> None:
+    shape = Shape("mha", params={"enable_metrics": True})
+    server = Server(cost_cache(shape, plan=misbehaving(shape, "moody")), shape)
+    for start in range(0, 5000, 1000):
+        server.serve(range(start, start + 100))
+    server.cache.evict(EvictParams(num_tokens=30))
+    assert value("trimmed_total") == 1
+    assert value("fallbacks_total") is None
+    server.cache.evict(EvictParams(num_tokens=10_000))
+    assert value("fallbacks_total") == 1
+    assert value("short_evictions_total") == 1
+    assert value("evicted_units_total") == 500
+
+
+def test_without_metrics_nothing_is_registered() -> None:
+    server = Server(cost_cache(Shape("mha")), Shape("mha"))
+    server.serve(range(100))
+    server.cache.evict(EvictParams(num_tokens=10))
+    assert server.cache.cost_metrics is None
+    assert value("evictions_total") is None
