@@ -19,7 +19,7 @@ from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.policies import BUILTIN
 from costcache.settings import Settings
-from costcache.sim.replay import replay
+from costcache.sim.engine import Simulator
 from costcache.sim.trace import Trace
 from costcache.sim.traces import load_trace
 from costcache.sim.workloads import generate
@@ -53,17 +53,14 @@ def main() -> None:
     options = parser.parse_args()
     trace = trace_of(options.trace)
     served = Deployment(page_size=trace.block_size)
-    keys, distinct = trace.page_keys(served.page_size), trace.distinct_pages(served.page_size)
-    model = ModelSpec.preset("deepseek-v3")
+    distinct = trace.distinct_pages(served.page_size)
+    simulator = Simulator(trace, ModelSpec.preset("deepseek-v3"), served)
     what = f"{trace.name}, {len(trace):,} requests, pages of {served.page_size}"
     report = Report(f"Replay of {what}: best of {options.repeats}", "requests/s", higher_is_better=True)
     for text in CAPACITIES:
         size = parse_capacity(text).tokens(distinct_pages=distinct, page_size=served.page_size, token_bytes=1)
         for policy in BUILTIN:
-            runs = [
-                replay(trace, keys, model, served, Settings(policy=policy), size)
-                for _ in range(options.repeats)
-            ]
+            runs = [simulator.run(Settings(policy=policy), size, tree=True) for _ in range(options.repeats)]
             check(len({run.hit_tokens for run in runs}) == 1, "the same hits every time")
             rates = [run.requests_per_second for run in runs]
             wanted = WANTED if policy == "lru" and text != "5%" else None

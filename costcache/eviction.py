@@ -177,16 +177,21 @@ class EvictionPipeline:
         self._plugin = plugin
         self._reported: set[str] = set()
 
-    def evict(self, shortfall: int) -> Eviction:
+    def reserve(self) -> int:
+        """Units that the free target leaves free, as the pool is now."""
+        return self._headroom(self.host.pool_state(self.pool))
+
+    def evict(self, shortfall: int, *, watermark: bool = True) -> Eviction:
         """Free at least ``shortfall`` units, or all that is evictable if that is less.
 
         Args:
             shortfall: Units needed beyond those that are free. Nothing happens at 0 or below.
+            watermark: Also free up to the free target, as serving does.
         """
         state = self.host.pool_state(self.pool)
         if shortfall <= 0:
             return Eviction(self.pool, self.guard.name, 0, 0, 0)
-        headroom = self._headroom(state)
+        headroom = self._headroom(state) if watermark else 0
         requested = shortfall + headroom
         goal = min(self._adjusted(state, requested), state.evictable)
         eviction = Eviction(self.pool, self.guard.name, shortfall, headroom, goal)

@@ -126,7 +126,7 @@ def new_table(*headings: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in headings:
         justify: Literal["left", "right"] = "right" if heading[0] == ">" else "left"
-        table.add_column(heading.lstrip(">~"), justify=justify, no_wrap=heading[0] != "~")
+        table.add_column(heading.lstrip(">~"), justify=justify, no_wrap=heading[0] != "~", overflow="fold")
     return table
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +19,12 @@ from costcache.cli.options import (
     show,
     split_commas,
 )
+from costcache.cli.progress import Task, progress_display
 from costcache.cli.workload import read_assignment
 from costcache.errors import SettingsError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from costcache.sim.replay import Run
+    from costcache.sim.results import Run
     from costcache.sim.trace import Trace
 
 __all__ = ["simulate"]
@@ -81,6 +78,26 @@ __all__ = ["simulate"]
     help="A setting of the model's plugin (architecture.floor=0.05) or of a policy "
     "(slru.protected_threshold=3); repeat for more.",
 )
+@click.option(
+    "--serving", is_flag=True, help="A server with a queue, locks and held slots, not one request at a time."
+)
+@click.option(
+    "--concurrency", type=int, default=64, show_default=True, help="With --serving: running at once."
+)
+@click.option(
+    "--decode-seconds", type=float, default=0.025, show_default=True, help="With --serving: per output token."
+)
+@click.option("--rate", type=float, default=1.0, show_default=True, help="With --serving: speed of arrivals.")
+@click.option("--always-free", is_flag=True, help="Restore the free target after every request.")
+@click.option("--warmup", type=int, default=0, show_default=True, help="Requests that rates leave out.")
+@click.option(
+    "--prefill",
+    default="auto",
+    show_default=True,
+    help="Prefill times: auto, roofline, or a measured model.",
+)
+@click.option("--tree", is_flag=True, help="Replay the tree also where a pass by pages gives the same.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @deployment_options
 @json_option
 def simulate(
@@ -93,6 +110,15 @@ def simulate(
     headroom: float,
     trim: str,
     assignments: tuple[str, ...],
+    serving: bool,
+    concurrency: int,
+    decode_seconds: float,
+    rate: float,
+    always_free: bool,
+    warmup: int,
+    prefill: str,
+    tree: bool,
+    jobs: int,
     as_json: bool,
     **deployment: Any,
 ) -> None:
@@ -104,7 +130,10 @@ def simulate(
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
     from costcache.settings import Settings, read_settings
-    from costcache.sim.replay import replay
+    from costcache.sim.engine import OFFLINE, Simulator
+    from costcache.sim.results import gap_closed
+    from costcache.sim.serving import ServingSettings
+    from costcache.sim.sweep import Cell, sweep
     from costcache.sim.traces import load_trace
     from costcache.sizes import parse_capacity
 
@@ -113,6 +142,9 @@ def simulate(
     own = _settings(assignments, names)
     model = ModelSpec.resolve(model_name)
     plugins = get_plugins()
+    server = read_settings(
+        ServingSettings, {"concurrency": concurrency, "decode_seconds": decode_seconds, "rate": rate}
+    )
     settings = {
         name: read_settings(
             Settings,
@@ -128,45 +160,39 @@ def simulate(
     }
     architecture = plugins.match(model)
     for name in names:  # before the trace is read, which may take long
-        plugins.check_settings(settings[name], architecture)
-    with _progress() as bar:
-        reading = _Task(bar, f"reading {trace_path}")
+        if name not in OFFLINE:
+            plugins.check_settings(settings[name], architecture)
+    with progress_display() as bar:
+        reading = Task(bar, f"reading {trace_path}")
         trace = load_trace(trace_path, block_size, progress=reading.to).in_time_order()
         reading.done()
         served = deployment_of(page_size=page_size or trace.block_size, **deployment)
-        cost = architecture.cost(served)
-        token_bytes = cost.token.kv_bytes + cost.token.swa_bytes
+        simulator = Simulator(trace, model, served, plugins=plugins, prefill=prefill, warmup=warmup)
+        cost = simulator.cost
         distinct = trace.distinct_pages(served.page_size)
-        pools = [
-            (
-                size.text,
-                size.tokens(
+        cells = [
+            Cell(
+                settings=settings[name],
+                capacity=size.text,
+                capacity_tokens=size.tokens(
                     distinct_pages=distinct,
                     page_size=served.page_size,
-                    token_bytes=token_bytes,
+                    token_bytes=cost.token.kv_bytes + cost.token.swa_bytes,
                 ),
+                serving=server if serving else None,
+                always_free=always_free,
+                tree=tree,
             )
             for size in sizes
+            for name in names
         ]
-        keys = trace.page_keys(served.page_size)
-        runs = []
-        for text, pool in pools:
-            for name in names:
-                task = _Task(bar, f"{name} at {text}", len(trace))
-                runs.append(
-                    replay(
-                        trace,
-                        keys,
-                        model,
-                        served,
-                        settings[name],
-                        pool,
-                        capacity=text,
-                        plugins=plugins,
-                        progress=task.by,
-                    )
-                )
-                task.done()
+        task = Task(bar, f"{len(cells)} replays", len(cells) * len(trace))
+
+        def progress(cell: Cell, done: int) -> None:
+            task.by(done, f"{cell.settings.policy} at {cell.capacity}")
+
+        runs = sweep(simulator, cells, jobs=jobs, progress=progress)
+        task.done()
     ideal = trace.ideal_hit_rate(served.page_size)
     if as_json:
         echo_json(
@@ -184,11 +210,17 @@ def simulate(
                 "kv_bytes_per_token": cost.token.kv_bytes,
                 "swa_bytes_per_token": cost.token.swa_bytes,
                 "settings": {"headroom": headroom, "trim": trim, "own": own},
-                "runs": [asdict(run) for run in runs],
+                "serving": server.model_dump() if serving else None,
+                "prefill": simulator.prefill.model_dump(),
+                "warmup": warmup,
+                "runs": [asdict(run) | {"gap_closed": gap_closed(run, runs)} for run in runs],
             }
         )
         return
     _print(trace, model.name, served.page_size, distinct, ideal, runs)
+    say(
+        console(), f"TTFT by {simulator.prefill.name}{', queue included' if serving else ', without a queue'}"
+    )
 
 
 def _settings(assignments: tuple[str, ...], policies: list[str]) -> dict[str, dict[str, Any]]:
@@ -207,6 +239,8 @@ def _settings(assignments: tuple[str, ...], policies: list[str]) -> dict[str, di
 
 
 def _print(trace: Trace, model: str, page_size: int, distinct: int, ideal: float, runs: list[Run]) -> None:
+    from costcache.sim.results import gap_closed
+
     out = console()
     say(
         out,
@@ -215,18 +249,21 @@ def _print(trace: Trace, model: str, page_size: int, distinct: int, ideal: float
     )
     say(out, f"{distinct:,} distinct whole pages; unlimited, {ideal:.2%} of the tokens hit")
     say(out)
+    gaps = [gap_closed(run, runs) for run in runs]
     table = new_table(
         ">capacity",
         ">pool\ntokens",
         "policy",
         ">tokens\nhit",
         ">FLOPs\nsaved",
-        ">evictions",
+        *([">gap\nclosed"] if any(gaps) else []),
+        ">TTFT\np50",
+        ">TTFT\np99",
         ">evicted\ntokens",
         ">requests\n/s",
     )
     last = None
-    for run in runs:
+    for run, gap in zip(runs, gaps, strict=True):
         if last not in (None, run.capacity):
             table.add_section()
         last = run.capacity
@@ -236,7 +273,9 @@ def _print(trace: Trace, model: str, page_size: int, distinct: int, ideal: float
             run.policy,
             f"{run.token_hit_rate:.2%}",
             f"{run.flops_saved_rate:.2%}",
-            f"{run.evictions:,}",
+            *([] if not any(gaps) else ["-" if gap is None else f"{gap:.0%}"]),
+            _seconds(run.ttft_p50),
+            _seconds(run.ttft_p99),
             f"{run.evicted_tokens:,}",
             f"{run.requests_per_second:,.0f}",
         )
@@ -260,43 +299,5 @@ def _print(trace: Trace, model: str, page_size: int, distinct: int, ideal: float
             )
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A progress display on a terminal, nothing elsewhere."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=screen,
-        transient=True,
-    ) as bar:
-        yield bar
-
-
-class _Task:
-    """One line of the progress display, or nothing."""
-
-    def __init__(self, bar: Progress | None, text: str, total: float | None = None) -> None:
-        self._bar = bar
-        self._id = None if bar is None else bar.add_task(text, total=total)
-
-    def by(self, amount: int) -> None:
-        """Advance."""
-        if self._bar is not None and self._id is not None:
-            self._bar.advance(self._id, amount)
-
-    def to(self, done: int, total: int | None) -> None:
-        """Set what is done, and the total."""
-        if self._bar is not None and self._id is not None:
-            self._bar.update(self._id, completed=done, total=total)
-
-    def done(self) -> None:
-        """Take the line away."""
-        if self._bar is not None and self._id is not None:
-            self._bar.remove_task(self._id)
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.0f} ms" if value < 10 else f"{value:.1f} s"

@@ -143,12 +143,17 @@ class PrefixStore:
 
     # -- what owners need --------------------------------------------------------------------
 
-    def evict(self, shortfall: int) -> Eviction:
+    def evict(self, shortfall: int, *, watermark: bool = True) -> Eviction:
         """Run an eviction; see :meth:`costcache.eviction.EvictionPipeline.evict`."""
-        return self.pipeline.evict(shortfall)
+        return self.pipeline.evict(shortfall, watermark=watermark)
 
-    def fit(self, node: Node, tokens: int) -> int:
+    def fit(self, node: Node, tokens: int, *, watermark: bool = True) -> int:
         """Make room under ``node`` for ``tokens`` more tokens.
+
+        Args:
+            node: What the request matched: it stays.
+            tokens: Tokens to add, whole pages.
+            watermark: Also free up to the free target, if anything has to go.
 
         Returns:
             How many of them fit, whole pages: all, unless the pool is too small or too much of it
@@ -158,7 +163,7 @@ class PrefixStore:
         if shortfall > 0:
             tree = self.tree
             tree.lock(node)  # what this request matched must not go for it
-            self.pipeline.evict(shortfall)
+            self.pipeline.evict(shortfall, watermark=watermark)
             tree.unlock(node)
             free = self.free
             if free < tokens:

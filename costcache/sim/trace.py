@@ -1,4 +1,4 @@
-"""A request trace in memory: four columns, and the block ids of all prompts end to end.
+"""A request trace in memory: its columns, and the block ids of all prompts end to end.
 
 A block id stands for ``block_size`` tokens of a prompt. A replay reads the prompts as pages,
 which may be smaller or larger than blocks: :meth:`Trace.page_keys` rewrites the ids in the
@@ -23,6 +23,7 @@ Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 
 _ID_BYTES = 8
+_OPTIONAL = ("sessions", "think_seconds", "service_seconds", "finish")
 # Units expanded at once: enough that numpy's overhead is paid seldom, few enough for a cache.
 _UNITS_PER_BATCH = 1 << 19
 
@@ -40,6 +41,20 @@ class Trace:
         ids: Block ids of all prompts, one after the other, int64. A prompt has
             ``ceil(input_tokens / block_size)`` of them; the last may stand for fewer tokens.
         offsets: int64 of shape (n + 1,); request i has ``ids[offsets[i]:offsets[i + 1]]``.
+        sessions: Number of each request's session, from 0, int64 of shape (n,); None where the trace
+            does not say. A session's requests come one after the other.
+        think_seconds: What passed on the client's side between the end of the session's last request
+            and this one, float64 of shape (n,), 0 where it is not known; None where no request says.
+        service_seconds: What the recorded server took, from arrival to last token, float64 of shape
+            (n,), NaN where it is not known; None where no request says.
+        finish: Recorded stop reason as an index of ``finish_names``, int64 of shape (n,), -1 where it
+            is not known; None where no request says.
+        finish_names: The stop reasons that occur.
+        output_ids: Block ids of prompts with their generated tokens, int64; None where those are not
+            known. Of request i, the blocks from ``input_tokens // block_size`` on: the partial last
+            block of the prompt as it is when the output has filled it up, and the rest of the output.
+        output_offsets: int64 of shape (n + 1,); request i has
+            ``output_ids[output_offsets[i]:output_offsets[i + 1]]``.
 
     Raises:
         TraceError: The columns do not fit together.
@@ -52,30 +67,49 @@ class Trace:
     output_tokens: Int64
     ids: Int64
     offsets: Int64
+    sessions: Int64 | None = None
+    think_seconds: Float64 | None = None
+    service_seconds: Float64 | None = None
+    finish: Int64 | None = None
+    finish_names: tuple[str, ...] = ()
+    output_ids: Int64 | None = None
+    output_offsets: Int64 | None = None
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
             raise TraceError(f"{self.name}: block_size is {self.block_size}; give 1 token or more")
         requests = len(self.input_tokens)
-        for column in ("timestamps", "output_tokens"):
-            entries = len(getattr(self, column))
-            if entries != requests:
+        for column in ("timestamps", "output_tokens", *_OPTIONAL):
+            entries = getattr(self, column)
+            if entries is not None and len(entries) != requests:
                 raise TraceError(
-                    f"{self.name}: {column} has {entries} entries, input_tokens has {requests}; "
+                    f"{self.name}: {column} has {len(entries)} entries, input_tokens has {requests}; "
                     f"give one per request"
                 )
-        edges = self.offsets[[0, -1]].tolist() if len(self.offsets) == requests + 1 else None
-        if edges != [0, len(self.ids)]:
+        blocks = -(-self.input_tokens // self.block_size)
+        self._check_ids("offsets", self.offsets, self.ids, blocks, self.input_tokens)
+        if (self.output_ids is None) != (self.output_offsets is None):
+            raise TraceError(f"{self.name}: give output_ids and output_offsets, or neither")
+        if self.output_ids is not None and self.output_offsets is not None:
+            tokens = self.input_tokens + self.output_tokens
+            blocks = -(-tokens // self.block_size) - self.input_tokens // self.block_size
+            self._check_ids("output_offsets", self.output_offsets, self.output_ids, blocks, tokens)
+
+    def _check_ids(self, column: str, offsets: Int64, ids: Int64, blocks: Int64, tokens: Int64) -> None:
+        requests = len(blocks)
+        edges = offsets[[0, -1]].tolist() if len(offsets) == requests + 1 else None
+        if edges != [0, len(ids)]:
             raise TraceError(
-                f"{self.name}: offsets has {len(self.offsets)} entries; it must go from 0 to "
-                f"{len(self.ids)}, the number of ids, in {requests + 1}"
+                f"{self.name}: {column} has {len(offsets)} entries; it must go from 0 to "
+                f"{len(ids)}, the number of ids, in {requests + 1}"
             )
-        wrong = np.flatnonzero(np.diff(self.offsets) != -(-self.input_tokens // self.block_size))
+        wrong = np.flatnonzero(np.diff(offsets) != blocks)
         if len(wrong):
             i = int(wrong[0])
+            what = "ids" if column == "offsets" else "output ids"
             raise TraceError(
-                f"{self.name}: request {i} has {self.offsets[i + 1] - self.offsets[i]} ids for "
-                f"{self.input_tokens[i]} tokens in blocks of {self.block_size}"
+                f"{self.name}: request {i} has {offsets[i + 1] - offsets[i]} {what} for "
+                f"{tokens[i]} tokens in blocks of {self.block_size}"
             )
 
     def __len__(self) -> int:
@@ -85,16 +119,27 @@ class Trace:
         """The requests by timestamp; those of the same time keep their order."""
         if len(self) < 2 or bool((np.diff(self.timestamps) >= 0).all()):
             return self
-        order = np.argsort(self.timestamps, kind="stable")
-        pieces = [self.ids[self.offsets[i] : self.offsets[i + 1]] for i in order]
+        return self.take(np.argsort(self.timestamps, kind="stable"))
+
+    def take(self, requests: Int64) -> Trace:
+        """The requests of these numbers, int64 of shape (k,), in this order."""
+        ids, offsets = _gather(self.ids, self.offsets, requests)
+        outputs: tuple[Int64, Int64] | tuple[None, None] = (None, None)
+        if self.output_ids is not None and self.output_offsets is not None:
+            outputs = _gather(self.output_ids, self.output_offsets, requests)
+        columns = {name: getattr(self, name) for name in _OPTIONAL}
         return Trace(
             name=self.name,
             block_size=self.block_size,
-            timestamps=self.timestamps[order],
-            input_tokens=self.input_tokens[order],
-            output_tokens=self.output_tokens[order],
-            ids=np.concatenate(pieces),
-            offsets=np.concatenate(([0], np.cumsum(np.diff(self.offsets)[order]))).astype(np.int64),
+            timestamps=self.timestamps[requests],
+            input_tokens=self.input_tokens[requests],
+            output_tokens=self.output_tokens[requests],
+            ids=ids,
+            offsets=offsets,
+            finish_names=self.finish_names,
+            output_ids=outputs[0],
+            output_offsets=outputs[1],
+            **{name: None if column is None else column[requests] for name, column in columns.items()},
         )
 
     def page_keys(self, page_size: int) -> PageKeys:
@@ -233,6 +278,15 @@ class PageKeys:
         ids = self._ids[self._edges[first] : self._edges[last]]
         within = np.arange(self._units_per_block, dtype=np.int64)
         return _read_only_bytes((ids[:, None] * self._units_per_block + within).ravel())
+
+
+def _gather(ids: Int64, offsets: Int64, requests: Int64) -> tuple[Int64, Int64]:
+    """The ids of some requests, end to end, and their offsets."""
+    lengths = np.diff(offsets)[requests]
+    edges = zip(offsets[:-1][requests].tolist(), lengths.tolist(), strict=True)
+    pieces = [ids[start : start + length] for start, length in edges]
+    gathered = np.concatenate(pieces) if pieces else ids[:0]
+    return gathered, np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
 
 
 def _units(page_size: int, block_size: int) -> tuple[int, int]:

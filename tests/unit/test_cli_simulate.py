@@ -21,6 +21,7 @@ from costcache.plugins import PluginManager
 from costcache.policies import BUILTIN, PolicySpec
 from costcache.policies.lru import LRU
 from costcache.records import NodeRecord
+from costcache.sim.results import TIMING
 from costcache.sim.traces import load_trace, write_trace
 from costcache.sim.workloads import generate, workload_settings
 
@@ -33,7 +34,6 @@ RUN_FIELDS = {
     "evicted_tokens",
     "requests_per_second",
 }
-TIMING = ("seconds", "requests_per_second")
 
 
 def costcache_(*arguments: str | Path, stdin: bytes | None = None) -> Result:
@@ -107,9 +107,11 @@ def test_every_rerun_prints_the_same_but_for_timing(repo_root: Path, chat: Path)
         outputs.append(json.loads(done.stdout))
     for output in outputs:
         for run in output["runs"]:
-            for name in TIMING:
+            deciding = run.pop("decision_microseconds")
+            assert deciding is None or deciding > 0
+            for name in ("seconds", "requests_per_second"):
                 assert run.pop(name) > 0
-    assert len(outputs[0]["runs"]) == 27
+    assert len(outputs[0]["runs"]) == 3 * (len(BUILTIN) + 1)
     assert outputs[0] == outputs[1]
 
 

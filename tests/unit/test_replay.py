@@ -26,12 +26,12 @@ from costcache.policies import BUILTIN, PolicySpec
 from costcache.policies.lru import LRU
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
 from costcache.settings import Settings
-from costcache.sim.replay import Run, replay
+from costcache.sim.engine import Simulator
+from costcache.sim.results import TIMING, Run
 from costcache.sim.trace import Trace
 from costcache.sim.workloads import generate, workload_settings
 
 MODEL = ModelSpec.preset("llama-3-8b")
-TIMING = ("seconds", "requests_per_second")
 
 Page = tuple[int, ...]
 
@@ -94,16 +94,8 @@ def run(
     progress: Callable[[int], None] | None = None,
     **settings: Any,
 ) -> Run:
-    return replay(
-        trace,
-        trace.page_keys(page_size),
-        MODEL,
-        Deployment(page_size=page_size),
-        Settings(policy=policy, **settings),
-        capacity,
-        plugins=plugins,
-        progress=progress,
-    )
+    simulator = Simulator(trace, MODEL, Deployment(page_size=page_size), plugins=plugins)
+    return simulator.run(Settings(policy=policy, **settings), capacity, tree=True, progress=progress)
 
 
 @st.composite
@@ -213,7 +205,7 @@ def test_smaller_pages_find_more_and_cost_no_accuracy() -> None:
 def test_trimming_whole_nodes_evicts_more() -> None:
     trace = generate("chat", workload_settings("chat", {"requests": 300}))
     exact, off = run(trace, 16, 16_000), run(trace, 16, 16_000, trim="off")
-    assert exact.trimmed > 0
+    assert exact.trimmed
     assert off.trimmed == 0
     assert off.evicted_tokens > exact.evicted_tokens
 
@@ -278,12 +270,12 @@ from dataclasses import asdict
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.settings import Settings
-from costcache.sim.replay import replay
+from costcache.sim.engine import Simulator
 from costcache.sim.workloads import generate, workload_settings
 trace = generate("agentic", workload_settings("agentic", {"requests": 250}))
+simulator = Simulator(trace, ModelSpec.preset("llama-3-8b"), Deployment(page_size=16))
 for policy in sys.argv[1:]:
-    run = replay(trace, trace.page_keys(16), ModelSpec.preset("llama-3-8b"), Deployment(page_size=16),
-                 Settings(policy=policy), 200_000)
+    run = simulator.run(Settings(policy=policy), 200_000, tree=True)
     print(json.dumps(asdict(run)))
 """
 

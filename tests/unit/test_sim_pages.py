@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.settings import Settings
+from costcache.sim.engine import Simulator
 from costcache.sim.optimum import optimum
 from costcache.sim.paths import page_paths
-from costcache.sim.replay import replay
+from costcache.sim.results import Run
 from costcache.sim.stack import LRUCurve
 from costcache.sim.trace import Trace
 
@@ -36,6 +37,13 @@ def trace_of(prompts: list[list[int]], rests: list[int]) -> Trace:
         ids=np.array(list(itertools.chain.from_iterable(prompts)), np.int64),
         offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
     )
+
+
+def tree_run(trace: Trace, page_size: int, pages: int | None, policy: str = "lru") -> Run:
+    simulator = Simulator(trace, MODEL, Deployment(page_size=page_size))
+    run = simulator.run(Settings(policy=policy), None if pages is None else pages * page_size, tree=True)
+    assert run.tree
+    return run
 
 
 prompts = st.lists(st.lists(st.integers(0, 2), max_size=7), min_size=1, max_size=40)
@@ -67,14 +75,7 @@ def test_one_pass_lru_is_the_lru_that_serves(trace: Trace, page_size: int, capac
     keys = trace.page_keys(page_size)
     curve = LRUCurve(page_paths(keys))
     fast = curve.run(capacity)
-    served = replay(
-        trace,
-        keys,
-        MODEL,
-        Deployment(page_size=page_size),
-        Settings(policy="lru"),
-        None if capacity is None else capacity * page_size,
-    )
+    served = tree_run(trace, page_size, capacity)
     assert int(fast.matched.sum()) * page_size == served.hit_tokens
     assert fast.evicted * page_size == served.evicted_tokens
     assert fast.evictions == served.evictions
@@ -126,9 +127,7 @@ def test_no_policy_beats_the_optimum(trace: Trace, capacity: int) -> None:
     best = optimum(paths, capacity)
     assert int(best.matched.sum()) <= int(optimum(paths, None).matched.sum())
     for policy in ("lru", "lfu", "slru", "mru"):
-        served = replay(
-            trace, keys, MODEL, Deployment(page_size=BLOCK), Settings(policy=policy), capacity * BLOCK
-        )
+        served = tree_run(trace, BLOCK, capacity, policy)
         assert served.hit_tokens <= int(best.matched.sum()) * BLOCK
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from costcache.sim.traces.mooncake import load_trace, write_trace
+from costcache.sim.traces.mooncake import write_trace
+from costcache.sim.traces.reading import load_trace
 
 __all__ = ["load_trace", "write_trace"]

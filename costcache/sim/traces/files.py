@@ -16,7 +16,7 @@ from typing import IO, TypeAlias, cast
 
 from costcache.errors import TraceError
 
-__all__ = ["Progress", "open_output", "read_lines", "shown", "trace_name"]
+__all__ = ["Progress", "Source", "open_output", "open_source", "read_lines", "shown", "trace_name"]
 
 Progress = Callable[[int, int | None], None]
 """Called now and then with the bytes read so far, as stored, and their total (None if unknown)."""
@@ -24,6 +24,7 @@ Progress = Callable[[int, int | None], None]
 _Stored: TypeAlias = "io.BufferedReader[io.RawIOBase]"
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+_UTF8_MARK = b"\xef\xbb\xbf"
 _BUFFER = 1 << 20
 _LINES_PER_REPORT = 256
 
@@ -34,26 +35,80 @@ def shown(path: str | os.PathLike[str], stream: str = "standard input") -> str:
 
 
 def trace_name(path: str | os.PathLike[str]) -> str:
-    """The file's name without folder, compression and ``.jsonl``; ``stdin`` for ``-``."""
+    """The file's name without folder, compression, ``.jsonl`` and ``.tar``; ``stdin`` for ``-``."""
     name = Path(path).name
     if name == "-":
         return "stdin"
-    for suffix in (".gz", ".xz", ".jsonl", ".json"):
+    for suffix in (".gz", ".xz", ".jsonl", ".json", ".tar"):
         name = name.removesuffix(suffix)
     return name or Path(path).name
 
 
-def read_lines(path: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[tuple[int, bytes]]:
-    """Line numbers, from 1, and lines of a file; blank lines are counted and left out.
+class Source:
+    """A trace file that is open: what it is called, and its decompressed bytes or lines.
+
+    Attributes:
+        label: What to call it in an error.
+        name: What to call its trace in a report.
+        path: Where it lies; None for standard input.
+        stream: The decompressed bytes.
+        number: Lines read so far.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], stream: io.BufferedIOBase, report: Callable[[], None]
+    ) -> None:
+        self.label = shown(path)
+        self.name = trace_name(path)
+        self.path = None if str(path) == "-" else Path(path)
+        self.stream = stream
+        self.number = 0
+        self._report = report
+        self._first: tuple[int, bytes] | None = None
+        self._rest = self._lines()
+
+    def starts(self) -> bytes:
+        """The first bytes, or all of them, without reading on."""
+        return cast("io.BufferedReader[io.RawIOBase]", self.stream).peek(_BUFFER)
+
+    def first(self) -> bytes:
+        """The first line that is not blank, empty where there is none; it is still to be read."""
+        if self._first is None:
+            self._first = next(self._rest, None)
+        return self._first[1] if self._first is not None else b""
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Line numbers, from 1, and lines; blank lines are counted and left out."""
+        if self._first is not None:
+            yield self._first
+            self._first = None
+        yield from self._rest
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        for line in self.stream:
+            self.number += 1
+            if self.number == 1:
+                line = line.removeprefix(_UTF8_MARK)  # noqa: PLW2901 # the mark is no part of the line
+            if self.number % _LINES_PER_REPORT == 0:
+                self._report()
+            if not line.isspace():
+                yield self.number, line
+        self._report()
+
+
+@contextlib.contextmanager
+def open_source(path: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[Source]:
+    """Open a trace file.
 
     Whether the file is compressed is told from its first bytes, not from its name; ``-`` is
     standard input, compressed or not.
 
     Raises:
-        TraceError: The file cannot be opened or read, is cut off, or is in an unknown compression.
+        TraceError: The file cannot be opened or read, is cut off, or is in an unknown compression;
+            also while it is open.
     """
     label = shown(path)
-    number = 0
+    source: Source | None = None
     try:
         with contextlib.ExitStack() as stack:
             if str(path) == "-":
@@ -66,15 +121,15 @@ def read_lines(path: str | os.PathLike[str], progress: Progress | None = None) -
                 stored = stack.enter_context(io.BufferedReader(io.FileIO(path, "rb"), _BUFFER))
                 status = os.fstat(stored.fileno())
                 total = status.st_size if stat.S_ISREG(status.st_mode) else None
-            for line in _decompressed(stored, label):
-                number += 1
-                if progress is not None and number % _LINES_PER_REPORT == 0:
+
+            def report() -> None:
+                if progress is not None:
                     progress(_position(stored), total)
-                if not line.isspace():
-                    yield number, line
-            if progress is not None:
-                progress(_position(stored), total)
+
+            source = Source(path, _decompressed(stored, label), report)
+            yield source
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        number = source.number if source is not None else 0
         raise TraceError(
             f"{label}: the compressed data is cut off or damaged after line {number} ({error}); "
             f"fetch the file again"
@@ -83,7 +138,17 @@ def read_lines(path: str | os.PathLike[str], progress: Progress | None = None) -
         raise TraceError(f"{label}: cannot be read ({error.strerror or error}); check the path") from error
 
 
-def _decompressed(stored: _Stored, label: str) -> Iterator[bytes]:
+def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
+    """Line numbers, from 1, and lines of a file; blank lines are counted and left out.
+
+    Raises:
+        TraceError: As :func:`open_source` does.
+    """
+    with open_source(path) as source:
+        yield from source.lines()
+
+
+def _decompressed(stored: _Stored, label: str) -> io.BufferedIOBase:
     start = stored.peek(len(_XZ))
     if start.startswith(_GZIP):
         return io.BufferedReader(cast("io.RawIOBase", gzip.GzipFile(fileobj=stored, mode="rb")), _BUFFER)

@@ -11,28 +11,27 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 import numpy as np
 
 from costcache.errors import TraceError
 from costcache.sim.trace import Trace
-from costcache.sim.traces.files import Progress, open_output, read_lines, shown, trace_name
+from costcache.sim.traces.files import open_output
+from costcache.sim.traces.rows import MOST_TOKENS, NOT_JSON, Tokens, fail
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "load_trace", "write_trace"]
+if TYPE_CHECKING:
+    from costcache.sim.traces.files import Source
+
+__all__ = ["DEFAULT_BLOCK_SIZE", "read_mooncake", "write_trace"]
 
 DEFAULT_BLOCK_SIZE = 512
 """Tokens per hash id in Mooncake's own traces."""
 
-# More tokens than any request has; keeps every sum of a trace inside int64.
-_MOST_TOKENS = 2**40
 _HIGHEST_INT64 = 2**63 - 1
 _LOWEST_ID, _HIGHEST_ID = -(2**63), 2**64 - 1
 _COMMON_BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
-_UTF8_MARK = b"\xef\xbb\xbf"
-
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -40,7 +39,7 @@ class _Line(msgspec.Struct, gc=False):
     input_length: Tokens
     output_length: Tokens
     hash_ids: list[int]
-    block_size: Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)] | None = None
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] | None = None
 
 
 class _Output(msgspec.Struct, gc=False):
@@ -51,39 +50,32 @@ class _Output(msgspec.Struct, gc=False):
     block_size: int
 
 
-def load_trace(
-    path: str | os.PathLike[str], block_size: int | None = None, *, progress: Progress | None = None
-) -> Trace:
-    """Read a trace file, plain, gzip or xz; ``-`` is standard input.
-
-    Requests are put in the order of their timestamps; those of the same time stay in file order.
+def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
+    """Read a file of requests.
 
     Args:
-        path: The file.
+        source: The file.
         block_size: Tokens per hash id; without it, what the lines say, else 512.
-        progress: Called now and then with bytes read and bytes in all (None if unknown).
 
     Raises:
-        TraceError: The file cannot be read, holds no request, or a line is malformed; names
-            the file, the line, the field, its value and what belongs there.
+        TraceError: A line is malformed: names the file, the line, the field, its value and what
+            belongs there.
     """
-    label = shown(path)
-    if block_size is not None and block_size < 1:
-        raise TraceError(f"block size is {block_size}; give 1 token or more")
+    label = source.label
     decode = msgspec.json.Decoder(_Line).decode
     times, inputs, outputs = array("d"), array("q"), array("q")
     ids, offsets = array("q"), array("q", [0])
     size = block_size
     wrapped = 0
-    for number, line in read_lines(path, progress):
+    for number, line in source.lines():
         try:
-            row = decode(line.removeprefix(_UTF8_MARK) if number == 1 else line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            row = decode(line)
+        except NOT_JSON as error:
             _explain(label, number, line, error)
         if row.block_size is not None and row.block_size != size:
             if size is not None:
-                source = "as asked for" if block_size is not None else "as in the lines before"
-                _fail(label, number, "block_size", row.block_size, f"{size}, {source}")
+                from_whom = "as asked for" if block_size is not None else "as in the lines before"
+                fail(label, number, "block_size", row.block_size, f"{size}, {from_whom}")
             size = row.block_size
         elif size is None:
             size = DEFAULT_BLOCK_SIZE
@@ -101,7 +93,7 @@ def load_trace(
     if not inputs or size is None:
         raise TraceError(f"{label}: holds no request; give a file with one JSON object a line")
     trace = Trace(
-        name=trace_name(path),
+        name=source.name,
         block_size=size,
         timestamps=np.frombuffer(times, dtype=np.float64) / 1000.0,
         input_tokens=np.frombuffer(inputs, dtype=np.int64),
@@ -155,15 +147,8 @@ def _wrap(label: str, number: int, hash_ids: list[int]) -> list[int]:
     """Unsigned 64-bit ids as the int64 of the same bits."""
     for i, value in enumerate(hash_ids):
         if not _LOWEST_ID <= value <= _HIGHEST_ID:
-            _fail(label, number, f"hash_ids[{i}]", value, "a whole number of 64 bits")
+            fail(label, number, f"hash_ids[{i}]", value, "a whole number of 64 bits")
     return [value - 2**64 if value > _HIGHEST_INT64 else value for value in hash_ids]
-
-
-def _fail(label: str, number: int, field: str, value: object, expected: str) -> NoReturn:
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    raise TraceError(f"{label}, line {number}: {field} is {shown}; expected {expected}")
 
 
 def _fail_count(label: str, number: int, row: _Line, size: int) -> NoReturn:
@@ -173,7 +158,7 @@ def _fail_count(label: str, number: int, row: _Line, size: int) -> NoReturn:
     fits = [str(s) for s in _COMMON_BLOCK_SIZES if -(-tokens // s) == count]
     if fits:
         expected += f" (the count fits a block size of {' or '.join(fits)})"
-    _fail(label, number, "the number of hash_ids", count, expected)
+    fail(label, number, "the number of hash_ids", count, expected)
 
 
 def _explain(label: str, number: int, line: bytes, error: Exception) -> NoReturn:
@@ -181,20 +166,20 @@ def _explain(label: str, number: int, line: bytes, error: Exception) -> NoReturn
     where = f"{label}, line {number}"
     try:
         row = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except NOT_JSON:
         start = line[:60].decode("utf-8", "backslashreplace").rstrip()
         raise TraceError(f"{where}: is not JSON ({error}); it starts with {start!r}") from error
     if not isinstance(row, dict):
         names = ", ".join(field for field, _, _ in _FIELDS[:4])
-        _fail(label, number, "the line", row, f"a JSON object with the fields {names}")
+        fail(label, number, "the line", row, f"a JSON object with the fields {names}")
     for field, expected, fits in _FIELDS:
         if field not in row and field != "block_size":
             raise TraceError(f"{where}: {field} is missing; expected {expected}") from error
         if not fits(row.get(field)):
             if field == "hash_ids" and isinstance(row[field], list):
                 i = next(i for i, value in enumerate(row[field]) if not _is_int(value))
-                _fail(label, number, f"hash_ids[{i}]", row[field][i], "a whole number")
-            _fail(label, number, field, row[field], expected)
+                fail(label, number, f"hash_ids[{i}]", row[field][i], "a whole number")
+            fail(label, number, field, row[field], expected)
     raise TraceError(f"{where}: {error}") from error
 
 
@@ -203,7 +188,7 @@ def _is_int(value: object) -> bool:
 
 
 def _is_tokens(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
 
 
 def _is_block_size(value: object) -> bool:
@@ -216,8 +201,8 @@ def _is_time(value: object) -> bool:
 
 _FIELDS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("timestamp", "milliseconds from the start, 0 or more", _is_time),
-    ("input_length", f"tokens of the prompt, a whole number from 0 to {_MOST_TOKENS}", _is_tokens),
-    ("output_length", f"generated tokens, a whole number from 0 to {_MOST_TOKENS}", _is_tokens),
+    ("input_length", f"tokens of the prompt, a whole number from 0 to {MOST_TOKENS}", _is_tokens),
+    ("output_length", f"generated tokens, a whole number from 0 to {MOST_TOKENS}", _is_tokens),
     ("hash_ids", "a list of whole numbers", lambda v: isinstance(v, list) and all(map(_is_int, v))),
     ("block_size", "tokens per hash id, a whole number from 1 on", _is_block_size),
 )

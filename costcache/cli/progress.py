@@ -1,0 +1,60 @@
+"""Progress on a terminal, for long work."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from costcache.cli.options import console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = ["Task", "progress_display"]
+
+
+@contextlib.contextmanager
+def progress_display() -> Iterator[Progress | None]:
+    """A progress display on a terminal, nothing elsewhere."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=screen,
+        transient=True,
+    ) as bar:
+        yield bar
+
+
+class Task:
+    """One line of the progress display, or nothing."""
+
+    def __init__(self, bar: Progress | None, text: str, total: float | None = None) -> None:
+        self._bar = bar
+        self._text: str | None = text
+        self._id = None if bar is None else bar.add_task(text, total=total)
+
+    def by(self, amount: int, text: str | None = None) -> None:
+        """Advance, and say what is under way."""
+        if self._bar is not None and self._id is not None:
+            self._bar.update(self._id, advance=amount, description=text)
+            if text not in (None, self._text):
+                self._text = text
+                self._bar.refresh()  # a short one would come and go between two refreshes
+
+    def to(self, done: int, total: int | None) -> None:
+        """Set what is done, and the total."""
+        if self._bar is not None and self._id is not None:
+            self._bar.update(self._id, completed=done, total=total)
+
+    def done(self) -> None:
+        """Take the line away."""
+        if self._bar is not None and self._id is not None:
+            self._bar.remove_task(self._id)

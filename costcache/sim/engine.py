@@ -1,0 +1,229 @@
+"""The simulator: one trace, one model as it is deployed, any number of policies and capacities.
+
+Policies are those of plugins, and two that know the future: ``infinite``, a pool without limit,
+and ``optimum``. Plain LRU is read off one pass over the trace for every capacity, where that equals the
+tree's own: with tails trimmed exactly, no headroom, and a plugin known to leave counts as they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from costcache.errors import SettingsError
+from costcache.plugins import PluginManager, get_plugins
+from costcache.radix.store import PrefixStore
+from costcache.sim.results import Outcome, Run, make_run
+from costcache.sim.ttft import prefill_model
+
+if TYPE_CHECKING:
+    from costcache.deployment import Deployment
+    from costcache.model import ModelSpec
+    from costcache.settings import Settings
+    from costcache.sim.paths import PagePaths, PageRun
+    from costcache.sim.serving import ServingSettings
+    from costcache.sim.stack import LRUCurve
+    from costcache.sim.trace import Trace
+
+__all__ = ["OFFLINE", "Simulator"]
+
+OFFLINE = {
+    "infinite": "A pool without limit: what any policy can find at most.",
+    "optimum": "The offline optimum at this capacity: Belady's rule on the pages of the tree.",
+}
+"""Policies of the simulator alone, with what they are."""
+
+_EXACT_COUNTS = frozenset({"generic", "mha", "mla", "mamba_seglen"})
+"""Plugins whose counts are the request itself, in whole pages, at headroom 0."""
+
+_MOST_PAGES = 6_000_000
+"""Pages of all prompts up to which a pass by pages is worth its memory (about 200 bytes a page)."""
+
+
+class Simulator:
+    """Replays one trace.
+
+    Attributes:
+        trace: The requests, in order of time.
+        keys: Their pages.
+        cost: What tokens of the model hold and cost.
+        prefill: Seconds of a prefill.
+        warmup: Requests at the start that rates and times leave out.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        model: ModelSpec,
+        deployment: Deployment,
+        *,
+        plugins: PluginManager | None = None,
+        prefill: str = "auto",
+        warmup: int = 0,
+    ) -> None:
+        """Prepare a trace for replay.
+
+        Args:
+            trace: The requests, in order of time.
+            model: The model's architecture facts.
+            deployment: Page size, parallelism and KV dtype.
+            plugins: Where to look for plugins; the process's own by default.
+            prefill: What says how long a prefill takes; see :func:`costcache.sim.ttft.prefill_model`.
+            warmup: Requests at the start that rates and times leave out.
+
+        Raises:
+            PluginError: No plugin can serve the model.
+            SettingsError: No such prefill model, or a warm-up that leaves nothing.
+        """
+        if warmup < 0 or (warmup and warmup >= len(trace)):
+            raise SettingsError(f"warmup is {warmup} requests of {len(trace)}: leave some to measure")
+        self.trace = trace
+        self.warmup = warmup
+        self._model = model
+        self._deployment = deployment
+        self._plugins = get_plugins() if plugins is None else plugins
+        self._architecture = self._plugins.match(model)
+        self.cost = self._architecture.cost(deployment)
+        self.prefill = prefill_model(prefill, self.cost)
+        self._prefill_name = prefill
+        self.keys = trace.page_keys(deployment.page_size)
+
+    @property
+    def arguments(self) -> tuple[Trace, ModelSpec, Deployment, dict[str, Any]]:
+        """What another process makes this simulator from, but for the plugins."""
+        options = {"prefill": self._prefill_name, "warmup": self.warmup}
+        return self.trace, self._model, self._deployment, options
+
+    @cached_property
+    def paths(self) -> PagePaths:
+        """The trace's pages by number."""
+        from costcache.sim.paths import page_paths
+
+        return page_paths(self.keys)
+
+    @cached_property
+    def _lru(self) -> LRUCurve:
+        from costcache.sim.stack import LRUCurve
+
+        return LRUCurve(self.paths)
+
+    def run(
+        self,
+        settings: Settings,
+        capacity_tokens: int | None,
+        *,
+        capacity: str = "",
+        serving: ServingSettings | None = None,
+        always_free: bool = False,
+        tree: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> Run:
+        """Replay the trace under one policy at one capacity.
+
+        Args:
+            settings: Policy and its settings, headroom, trimming.
+            capacity_tokens: Tokens in the pool; None for no limit.
+            capacity: How the capacity was written, for the report.
+            serving: Replay on a server with a queue, locks and output; None for the plain mode.
+            always_free: Restore the free target after every request, not only when an eviction has a
+                shortfall.
+            tree: Replay the tree that serves also where a pass by pages gives the same.
+            progress: Called now and then with the number of requests done since the last call.
+
+        Raises:
+            PluginError: No such policy, or it cannot serve the model.
+            SettingsError: A setting is wrong.
+        """
+        if settings.policy == "infinite":
+            capacity_tokens = None
+        if settings.policy in OFFLINE:
+            if serving is not None:
+                raise SettingsError(f"policy {settings.policy!r} is for the plain mode: leave out --serving")
+            outcome = self._offline(settings.policy, capacity_tokens, progress)
+        elif not tree and serving is None and self._by_pages(settings):
+            outcome = self._pages("lru", lambda: self._lru.run(self._in_pages(capacity_tokens)))
+            if progress is not None:
+                progress(len(self.trace))
+        else:
+            outcome = self._tree(settings, capacity_tokens, serving, always_free, progress)
+        return make_run(
+            outcome,
+            self.trace,
+            self.cost,
+            self.prefill,
+            policy=settings.policy,
+            plugin=self._architecture.name,
+            capacity=capacity,
+            capacity_tokens=capacity_tokens,
+            warmup=self.warmup,
+        )
+
+    def _tree(
+        self,
+        settings: Settings,
+        capacity_tokens: int | None,
+        serving: ServingSettings | None,
+        always_free: bool,
+        progress: Callable[[int], None] | None,
+    ) -> Outcome:
+        from costcache.sim.replay import replay
+        from costcache.sim.serving import serve
+
+        if capacity_tokens is None:
+            outputs = 0 if serving is None else int(self.trace.output_tokens.sum())
+            tokens = int(self.trace.input_tokens.sum()) + outputs
+            capacity_tokens = tokens + (2 * len(self.trace) + 1) * self._deployment.page_size
+        store = PrefixStore(
+            self._model,
+            capacity_tokens,
+            settings,
+            self._deployment,
+            page_bytes=self.keys.bytes_per_page,
+            plugins=self._plugins,
+        )
+        if serving is None:
+            return replay(self.trace, self.keys, store, always_free=always_free, progress=progress)
+        return serve(
+            self.trace, self.keys, store, self.prefill, serving, always_free=always_free, progress=progress
+        )
+
+    def _offline(
+        self, policy: str, capacity_tokens: int | None, progress: Callable[[int], None] | None
+    ) -> Outcome:
+        from costcache.sim.optimum import optimum
+
+        pages = self._in_pages(capacity_tokens)
+        return self._pages(policy, lambda: optimum(self.paths, pages, progress))
+
+    def _pages(self, policy: str, replay: Callable[[], PageRun]) -> Outcome:
+        started = time.perf_counter()
+        run = replay()
+        seconds = time.perf_counter() - started
+        page = self._deployment.page_size
+        return Outcome(
+            matched=run.matched * page,
+            evictions=run.evictions,
+            shortfall=run.evicted * page,
+            evicted=run.evicted * page,
+            trimmed=None,
+            oversized=run.oversized,
+            seconds=seconds,
+            policy=policy,
+            tree=False,
+        )
+
+    def _in_pages(self, capacity_tokens: int | None) -> int | None:
+        return None if capacity_tokens is None else capacity_tokens // self._deployment.page_size
+
+    def _by_pages(self, settings: Settings) -> bool:
+        architecture = self._architecture
+        return (
+            architecture.name in _EXACT_COUNTS
+            and not settings.headroom
+            and not settings.architecture
+            and settings.trim in ("auto", "exact")
+            and self._plugins.policy_name(settings.policy, architecture) == "lru"
+            and int(self.keys.tokens.sum()) // self._deployment.page_size <= _MOST_PAGES
+        )

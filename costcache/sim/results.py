@@ -1,0 +1,207 @@
+"""What a replay gives: the raw outcome, and the figures made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from costcache.cost import CostModel
+    from costcache.sim.trace import Trace
+    from costcache.sim.ttft import PrefillModel
+
+__all__ = ["TIMING", "Outcome", "Run", "gap_closed", "make_run"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Outcome:
+    """What one policy did at one capacity.
+
+    Attributes:
+        matched: Tokens found by each request, int64 of shape [requests].
+        evictions: Evictions that had a shortfall.
+        shortfall: Tokens that they were asked for.
+        evicted: Tokens evicted.
+        trimmed: Victims of which only the tail went; None where pages were counted, not nodes.
+        oversized: Requests longer than the pool.
+        seconds: Wall time of the replay.
+        policy: Policy in force at the end.
+        clamped: Answers of plugins that were out of bounds and replaced.
+        fallbacks: 1 if the policy failed and LRU took over.
+        decision_seconds: Wall time of choosing victims and freeing them; None where it was not measured.
+        ttft: Seconds from arrival to first token, queue included, float64 of shape [requests]; None
+            without a queue.
+        tree: True when the tree that serves was replayed, False when pages were.
+    """
+
+    matched: NDArray[np.int64]
+    evictions: int
+    shortfall: int
+    evicted: int
+    trimmed: int | None
+    oversized: int
+    seconds: float
+    policy: str
+    clamped: int = 0
+    fallbacks: int = 0
+    decision_seconds: float | None = None
+    ttft: NDArray[np.float64] | None = None
+    tree: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One policy at one capacity.
+
+    Rates and times are of the requests after the warm-up; evictions are of all requests.
+
+    Attributes:
+        policy: The policy that was asked for.
+        policy_in_force: The policy that decided at the end: what ``costcache`` means, or ``lru``
+            after a fallback.
+        plugin: The architecture plugin that serves the model.
+        capacity: The capacity as it was asked for.
+        capacity_tokens: Tokens in the pool; None when unlimited.
+        requests: Requests replayed.
+        input_tokens: Prompt tokens of the requests after the warm-up.
+        hit_tokens: Prompt tokens of theirs that were found.
+        token_hit_rate: Share of the prompt tokens that were found.
+        flops_saved_rate: Share of the prefill FLOPs that hits saved; a token deep in a context
+            counts more.
+        kv_bytes_avoided: Bytes of KV, on one rank, that hits did not have to be computed.
+        ttft_mean: Seconds to the first token, mean.
+        ttft_p50: The same, median.
+        ttft_p90: The same, 90th percentile.
+        ttft_p99: The same, 99th percentile.
+        ttft_queued: True when the times include waiting behind other requests.
+        evictions: Evictions that had a shortfall.
+        shortfall_tokens: Tokens that evictions were asked for.
+        evicted_tokens: Tokens evicted.
+        trimmed: Victims of which only the tail went; None where the run counted pages.
+        oversized_requests: Requests longer than the pool: what matched was used, and the head that
+            fits was cached.
+        clamped: Answers of plugins that were out of bounds and replaced.
+        fallbacks: 1 if the policy failed and LRU took over.
+        tree: True when the tree that serves was replayed; False for a page-by-page equivalent.
+        seconds: Wall time of the replay, parsing excluded.
+        requests_per_second: Requests over ``seconds``.
+        decision_microseconds: Wall time per eviction, mean; None where it was not measured.
+    """
+
+    policy: str
+    policy_in_force: str
+    plugin: str
+    capacity: str
+    capacity_tokens: int | None
+    requests: int
+    input_tokens: int
+    hit_tokens: int
+    token_hit_rate: float
+    flops_saved_rate: float
+    kv_bytes_avoided: int
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p90: float
+    ttft_p99: float
+    ttft_queued: bool
+    evictions: int
+    shortfall_tokens: int
+    evicted_tokens: int
+    trimmed: int | None
+    oversized_requests: int
+    clamped: int
+    fallbacks: int
+    tree: bool
+    seconds: float
+    requests_per_second: float
+    decision_microseconds: float | None
+
+
+TIMING = ("seconds", "requests_per_second", "decision_microseconds")
+"""Fields of a run that differ between reruns."""
+
+
+def make_run(
+    outcome: Outcome,
+    trace: Trace,
+    cost: CostModel,
+    prefill: PrefillModel,
+    *,
+    policy: str,
+    plugin: str,
+    capacity: str,
+    capacity_tokens: int | None,
+    warmup: int = 0,
+) -> Run:
+    """Make the figures of one outcome.
+
+    Args:
+        outcome: What happened.
+        trace: The requests.
+        cost: FLOPs and bytes.
+        prefill: Seconds of a prefill, where the outcome has no times of its own.
+        policy: The policy that was asked for.
+        plugin: The architecture plugin.
+        capacity: The capacity as it was written.
+        capacity_tokens: Tokens in the pool.
+        warmup: Requests at the start that rates and times leave out.
+    """
+    asked, matched = trace.input_tokens[warmup:], outcome.matched[warmup:]
+    total, hit = int(asked.sum()), int(matched.sum())
+    none = np.zeros_like(asked)
+    flops = float(np.sum(cost.recompute_flops(none, asked)))
+    saved = float(np.sum(cost.recompute_flops(none, matched)))
+    # The last token of a prompt is always computed: its logits are the first output.
+    ttft = (
+        prefill.seconds(np.maximum(asked - matched, np.minimum(asked, 1)), matched)
+        if outcome.ttft is None
+        else outcome.ttft[warmup:]
+    )
+    p50, p90, p99 = np.percentile(ttft, (50, 90, 99)).tolist() if ttft.size else (0.0, 0.0, 0.0)
+    decisions = outcome.decision_seconds
+    return Run(
+        policy=policy,
+        policy_in_force=outcome.policy,
+        plugin=plugin,
+        capacity=capacity,
+        capacity_tokens=capacity_tokens,
+        requests=len(trace),
+        input_tokens=total,
+        hit_tokens=hit,
+        token_hit_rate=hit / total if total else 0.0,
+        flops_saved_rate=saved / flops if flops else 0.0,
+        kv_bytes_avoided=hit * (cost.token.kv_bytes + cost.token.swa_bytes),
+        ttft_mean=float(ttft.mean()) if ttft.size else 0.0,
+        ttft_p50=p50,
+        ttft_p90=p90,
+        ttft_p99=p99,
+        ttft_queued=outcome.ttft is not None,
+        evictions=outcome.evictions,
+        shortfall_tokens=outcome.shortfall,
+        evicted_tokens=outcome.evicted,
+        trimmed=outcome.trimmed,
+        oversized_requests=outcome.oversized,
+        clamped=outcome.clamped,
+        fallbacks=outcome.fallbacks,
+        tree=outcome.tree,
+        seconds=outcome.seconds,
+        requests_per_second=len(trace) / outcome.seconds if outcome.seconds else 0.0,
+        decision_microseconds=(
+            None if decisions is None or not outcome.evictions else decisions / outcome.evictions * 1e6
+        ),
+    )
+
+
+def gap_closed(run: Run, runs: Sequence[Run]) -> float | None:
+    """Share of the way from LRU's token hit rate to the optimum's that ``run`` goes.
+
+    Negative below LRU. None unless both were run at its capacity, and differ.
+    """
+    rates = {other.policy: other.token_hit_rate for other in runs if other.capacity == run.capacity}
+    if "lru" not in rates or "optimum" not in rates or rates["optimum"] <= rates["lru"]:
+        return None
+    return (run.token_hit_rate - rates["lru"]) / (rates["optimum"] - rates["lru"])

@@ -1,0 +1,93 @@
+"""Many replays of one trace, in this process or in several."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from costcache.settings import Settings
+from costcache.sim.engine import Simulator
+from costcache.sim.results import Run
+from costcache.sim.serving import ServingSettings
+
+if TYPE_CHECKING:
+    from costcache.deployment import Deployment
+    from costcache.model import ModelSpec
+    from costcache.sim.trace import Trace
+
+__all__ = ["Cell", "sweep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One replay of a sweep: the arguments of :meth:`Simulator.run`."""
+
+    settings: Settings
+    capacity: str
+    capacity_tokens: int | None
+    serving: ServingSettings | None = None
+    always_free: bool = False
+    tree: bool = False
+
+    def run(self, simulator: Simulator, progress: Callable[[int], None] | None = None) -> Run:
+        """Replay this cell."""
+        return simulator.run(
+            self.settings,
+            self.capacity_tokens,
+            capacity=self.capacity,
+            serving=self.serving,
+            always_free=self.always_free,
+            tree=self.tree,
+            progress=progress,
+        )
+
+
+def sweep(
+    simulator: Simulator,
+    cells: Sequence[Cell],
+    *,
+    jobs: int = 1,
+    progress: Callable[[Cell, int], None] | None = None,
+) -> list[Run]:
+    """Replay all cells; the runs come in the order of the cells whatever finishes first.
+
+    Args:
+        simulator: The trace, prepared.
+        cells: What to replay.
+        jobs: Processes; more than one find their plugins anew, so they must be installed.
+        progress: Called now and then with the cell under way and the number of requests done since
+            the last call.
+    """
+    if jobs == 1 or len(cells) < 2:
+        return [
+            cell.run(simulator, None if progress is None else functools.partial(progress, cell))
+            for cell in cells
+        ]
+    context = multiprocessing.get_context("spawn")  # a fork may take over another thread's lock
+    with ProcessPoolExecutor(
+        min(jobs, len(cells)), context, initializer=_prepare, initargs=simulator.arguments
+    ) as pool:
+        runs = []
+        for cell, run in zip(cells, pool.map(_run, cells), strict=True):
+            runs.append(run)
+            if progress is not None:
+                progress(cell, len(simulator.trace))
+        return runs
+
+
+_simulator: Simulator | None = None
+
+
+def _prepare(trace: Trace, model: ModelSpec, deployment: Deployment, options: dict[str, Any]) -> None:
+    global _simulator  # noqa: PLW0603 # one trace per worker process: sent once, not with every cell
+    _simulator = Simulator(trace, model, deployment, **options)
+
+
+def _run(cell: Cell) -> Run:
+    if _simulator is None:
+        raise RuntimeError("the worker was not prepared")
+    return cell.run(_simulator)
