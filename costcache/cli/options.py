@@ -126,7 +126,7 @@ def new_table(*headings: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in headings:
         justify: Literal["left", "right"] = "right" if heading[0] == ">" else "left"
-        table.add_column(heading.lstrip(">~"), justify=justify, no_wrap=heading[0] != "~", overflow="fold")
+        table.add_column(heading.lstrip(">~"), justify=justify, no_wrap=heading[0] != "~")
     return table
 
 
@@ -136,9 +136,10 @@ def show(out: Console, table: Table) -> None:
     from rich.measure import Measurement
 
     for column in table.columns:
-        if column.no_wrap:
-            lines = "\n".join(map(str, (column.header, *column.cells))).splitlines()
-            column.min_width = max(map(cell_len, lines))
+        text = "\n".join(map(str, (column.header, *column.cells)))
+        # Rich would cut a word rather than widen the table.
+        parts = text.splitlines() if column.no_wrap else text.split()
+        column.min_width = max(map(cell_len, parts), default=0)
 
     def least() -> int:
         return Measurement.get(out, out.options.update(width=10_000), table).minimum
