@@ -62,13 +62,14 @@ def test_two_ranks_of_one_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder = tmp_path / "victims"
     folder.mkdir()
     monkeypatch.setenv("RECORD_VICTIMS", str(folder))
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")  # more ranks than NUMA nodes
     run = run_engine(
         write_model("mha", tmp_path),
-        conversations(6, 3, 120, 40, 4),
+        conversations(6, 4, 120, 40, 4),
         tmp_path,
         max_total_tokens=1024,
         radix_eviction_policy="costcache",
-        tp_size=2,
+        tp_size=2,  # two processes, which talk over torch.distributed's gloo
     )
     files = sorted(folder.iterdir())
     assert len(files) == 2
