@@ -132,8 +132,14 @@ class SlotPool:
             pass  # the next sweep finds them
         elif page_size == 1:
             self._push(slots)
-        elif slots.size % page_size == 0 and self._in_pages(slots):
-            self._push(slots[::page_size] // page_size)
+        elif slots.size % page_size == 0:
+            # Slots that are freed together are distinct: as many of one page as it has are all of it.
+            pages = (slots // page_size).reshape(-1, page_size)
+            first = pages[:, 0]
+            if (pages == first[:, None]).all():
+                self._push(first)
+            else:
+                self._stale = True
         else:
             self._stale = True
         return slots.size
@@ -142,11 +148,6 @@ class SlotPool:
         stop = self._top + pages.size
         self._stack[self._top : stop] = pages
         self._top = stop
-
-    def _in_pages(self, slots: NDArray[np.int64]) -> bool:
-        rows = slots.reshape(-1, self.page_size)
-        first = rows[:, :1]
-        return bool((first % self.page_size == 0).all() and (rows == first + self._offsets).all())
 
     def _sweep(self) -> None:
         """List the wholly free pages afresh, lowest on top."""
