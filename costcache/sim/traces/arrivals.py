@@ -1,0 +1,128 @@
+"""When sessions start, where a trace has no clock of its own or another load is wanted."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costcache.errors import TraceError
+
+if TYPE_CHECKING:
+    from costcache.sim.trace import Trace
+
+__all__ = ["DEFAULT_ARRIVALS", "Arrivals", "at_times"]
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_FORMS = "uniform:6h (over that time), poisson:0.05 or even:0.25 (sessions a second), or together"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """A process by which sessions start.
+
+    Args:
+        kind: ``uniform``: each at a random time of a span. ``poisson``: one after the other in the
+            order of the file, with exponential gaps. ``even``: the same with equal gaps.
+            ``together``: all at once.
+        value: The span in seconds of ``uniform``, sessions a second of ``poisson`` and ``even``.
+    """
+
+    kind: str
+    value: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Arrivals:
+        """Read ``uniform:6h``, ``poisson:0.05``, ``even:0.25`` or ``together``.
+
+        Raises:
+            TraceError: It is none of these.
+        """
+        kind, _, amount = text.partition(":")
+        value = -1.0
+        if text == "together":
+            value = 0.0
+        elif kind == "uniform":
+            span = _SPAN.fullmatch(amount)
+            value = float(span[1]) * _UNITS[span[2]] if span else -1.0
+        elif kind in ("poisson", "even"):
+            try:
+                value = float(amount)
+            except ValueError:
+                value = -1.0
+        if not (0.0 < value <= 1e9 or text == "together"):
+            raise TraceError(f"arrivals are {text!r}; give {_FORMS}")
+        return cls(kind, value)
+
+    def starts(self, sessions: int, seed: int) -> Float64:
+        """Seconds at which each session starts, float64 of shape [sessions]."""
+        rng = np.random.default_rng(seed)
+        if self.kind == "uniform":
+            return rng.uniform(0.0, self.value, sessions)
+        if self.kind == "poisson":
+            return np.cumsum(rng.standard_exponential(sessions)) / self.value
+        if self.kind == "even":
+            return np.arange(sessions) / self.value
+        return np.zeros(sessions)
+
+    def spread(self, trace: Trace, seed: int, *, clock: bool) -> Trace:
+        """The trace with its sessions starting by this process, in the order of the new times.
+
+        Within a session, a request comes when the one before has ended (``service_seconds``) and its
+        ``think_seconds`` have passed. Where a trace has a clock and no think times, gaps stay as they
+        are. A request without a session is one of its own.
+
+        Args:
+            trace: The requests, those of a session in their order.
+            seed: Of the random processes.
+            clock: Whether the trace's times are on one clock.
+        """
+        sessions = np.arange(len(trace)) if trace.sessions is None else trace.sessions
+        order = np.argsort(sessions, kind="stable")
+        ranked = sessions[order]
+        first = np.flatnonzero(np.concatenate(([True], ranked[1:] != ranked[:-1])))
+        offsets = _since_start(trace, order, first, clock=clock)
+        starts = self.starts(int(ranked[-1]) + 1 if len(ranked) else 0, seed)
+        times = np.empty(len(trace))
+        times[order] = starts[ranked] + offsets
+        return replace(trace, timestamps=times).in_time_order()
+
+
+DEFAULT_ARRIVALS = Arrivals("uniform", 6 * 3600.0)
+"""Of sessions that have no common clock."""
+
+
+def _since_start(trace: Trace, order: Int64, first: Int64, *, clock: bool) -> Float64:
+    """Seconds from the start of its session to each request, in the order of sessions."""
+    if clock and trace.think_seconds is None:
+        elapsed = trace.timestamps[order]
+    else:
+        think = np.zeros(len(order)) if trace.think_seconds is None else trace.think_seconds[order]
+        service = np.zeros(len(order))
+        if trace.service_seconds is not None:
+            service[1:] = np.nan_to_num(trace.service_seconds[order])[:-1]
+        elapsed = np.cumsum(think + service)
+    lengths = np.diff(np.concatenate((first, [len(order)])))
+    return elapsed - np.repeat(elapsed[first], lengths)
+
+
+def at_times(trace: Trace, times: Float64) -> Trace:
+    """The requests in their order at the given times; think times no longer hold and are left out.
+
+    Args:
+        trace: The requests.
+        times: Rising seconds from the first arrival, float64 of shape [arrivals]. Where there are fewer
+            than requests, they are repeated, each round one mean gap behind the last.
+    """
+    rounds = math.ceil(len(trace) / len(times)) if len(times) else 0
+    period = float(times[-1]) * (1 + 1 / max(len(times) - 1, 1)) if rounds else 0.0
+    repeated = (np.arange(rounds)[:, None] * period + times).ravel()[: len(trace)]
+    return replace(trace.in_time_order(), timestamps=repeated, think_seconds=None)

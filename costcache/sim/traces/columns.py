@@ -1,0 +1,114 @@
+"""The columns of a trace while its file is read."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costcache.errors import TraceError
+from costcache.sim.trace import Trace
+
+if TYPE_CHECKING:
+    from costcache.sim.traces.files import Source
+
+__all__ = ["Columns"]
+
+
+class Columns:
+    """Collects requests, eight bytes a value.
+
+    A reader appends a request's block ids to ``ids``, and to ``output_ids`` where it knows them, and
+    then calls :meth:`add`.
+    """
+
+    def __init__(self) -> None:
+        self.ids = array("q")
+        self.output_ids = array("q")
+        self._times, self._inputs, self._outputs = array("d"), array("q"), array("q")
+        self._offsets, self._output_offsets = array("q", [0]), array("q", [0])
+        self._sessions, self._finish = array("q"), array("q")
+        self._think, self._service = array("d"), array("d")
+        self._session_numbers: dict[object, int] = {}
+        self._finish_numbers: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def add(
+        self,
+        seconds: float,
+        input_tokens: int,
+        output_tokens: int,
+        *,
+        session: object = None,
+        think: float | None = None,
+        service: float | None = None,
+        finish: str | None = None,
+    ) -> None:
+        """Add the request whose ids were appended last.
+
+        Args:
+            seconds: When it arrived, on any clock.
+            input_tokens: Tokens of the prompt.
+            output_tokens: Tokens generated.
+            session: What tells its session from others; None where nothing does.
+            think: Seconds since the session's last answer; None where unknown.
+            service: Seconds that the server took; None where unknown.
+            finish: The stop reason; None or empty where unknown.
+        """
+        self._times.append(seconds)
+        self._inputs.append(input_tokens)
+        self._outputs.append(output_tokens)
+        self._offsets.append(len(self.ids))
+        self._output_offsets.append(len(self.output_ids))
+        if session is None:
+            session = (len(self._times),)  # a session of its own
+        else:
+            self._has_sessions = True
+        self._sessions.append(self._session_numbers.setdefault(session, len(self._session_numbers)))
+        self._think.append(math.nan if think is None else think)
+        self._service.append(math.nan if service is None else service)
+        number = self._finish_numbers.setdefault(finish, len(self._finish_numbers)) if finish else -1
+        self._finish.append(number)
+
+    _has_sessions = False
+
+    def trace(self, source: Source, block_size: int, *, from_zero: bool = False) -> Trace:
+        """The requests in the order of their times; those of one time as they were added.
+
+        Args:
+            source: The file, for the name.
+            block_size: Tokens per block id.
+            from_zero: Count time from the first request.
+
+        Raises:
+            TraceError: There is no request.
+        """
+        if not self._inputs:
+            raise TraceError(f"{source.label}: holds no request; give a file with one JSON object a line")
+        times = np.frombuffer(self._times, dtype=np.float64)
+        think, service = (np.frombuffer(column, dtype=np.float64) for column in (self._think, self._service))
+        return Trace(
+            name=source.name,
+            block_size=block_size,
+            timestamps=times - times.min() if from_zero else times,
+            input_tokens=_integers(self._inputs),
+            output_tokens=_integers(self._outputs),
+            ids=_integers(self.ids),
+            offsets=_integers(self._offsets),
+            sessions=_integers(self._sessions) if self._has_sessions else None,
+            think_seconds=None if np.isnan(think).all() else np.nan_to_num(think),
+            service_seconds=None if np.isnan(service).all() else service,
+            finish=_integers(self._finish) if self._finish_numbers else None,
+            finish_names=tuple(self._finish_numbers),
+            output_ids=_integers(self.output_ids) if self.output_ids else None,
+            output_offsets=_integers(self._output_offsets) if self.output_ids else None,
+        ).in_time_order()
+
+
+def _integers(column: array[int]) -> NDArray[np.int64]:
+    return np.frombuffer(column, dtype=np.int64) if column else np.empty(0, dtype=np.int64)

@@ -1,0 +1,119 @@
+"""One JSON object a line, decoded into a struct; what does not fit becomes one clear line.
+
+Whatever is wrong with a line, the error names the file, the line, the field, its value and what
+belongs there. The fields' types are the struct's; what they mean is said by the format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NoReturn, TypeVar
+
+import msgspec
+
+from costcache.errors import TraceError
+
+if TYPE_CHECKING:
+    from costcache.sim.traces.files import Source
+
+__all__ = ["MOST_TOKENS", "NOT_JSON", "BlockId", "Rows", "Seconds", "Tokens", "fail"]
+
+MOST_TOKENS = 2**40
+"""More tokens than any request has; keeps every sum of a trace inside 64 bits."""
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+T = TypeVar("T")
+
+_SHOWN = 80
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no JSON, or not what was asked for."""
+
+
+class Rows(Generic[T]):
+    """Decodes lines into ``kind``.
+
+    Args:
+        kind: A msgspec struct.
+        expected: What belongs into each field, by the name it has in the file, wherever it stands.
+    """
+
+    def __init__(self, kind: type[T], expected: Mapping[str, str]) -> None:
+        self._decode = msgspec.json.Decoder(kind).decode
+        self._expected = expected
+
+    def read(self, source: Source) -> Iterator[tuple[int, T]]:
+        """All lines of a file, with their numbers.
+
+        Raises:
+            TraceError: A line does not fit; or as :func:`costcache.sim.traces.files.open_source`.
+        """
+        label = source.label
+        for number, line in source.lines():
+            yield number, self.decode(label, number, line)
+
+    def decode(self, label: str, number: int, line: bytes) -> T:
+        """One line.
+
+        Raises:
+            TraceError: It does not fit.
+        """
+        try:
+            return self._decode(line)
+        except NOT_JSON as error:
+            self._explain(label, number, line, error)
+
+    def _explain(self, label: str, number: int, line: bytes, error: Exception) -> NoReturn:
+        where = f"{label}, line {number}"
+        try:
+            row = msgspec.json.decode(line)
+        except NOT_JSON:
+            start = line[:60].decode("utf-8", "backslashreplace").rstrip()
+            raise TraceError(f"{where}: is not JSON ({error}); it starts with {start!r}") from error
+        text, _, path = str(error).partition(" - at `$")
+        path = path.removesuffix("`")
+        missing = _MISSING.fullmatch(text)
+        if missing is not None:
+            field = f"{path}.{missing[1]}".lstrip(".")
+            raise TraceError(f"{where}: {field} is missing; expected {self._of(field, '')}") from error
+        if not path:
+            names = ", ".join(self._expected)
+            fail(label, number, "the line", row, f"a JSON object with the fields {names}", error)
+        fail(label, number, path.lstrip("."), _value(row, path), self._of(path, text), error)
+
+    def _of(self, path: str, text: str) -> str:
+        """What belongs into a field: the format's words, or else the decoder's."""
+        names = [name for name, _ in _STEP.findall(path) if name] or [path]
+        for name in reversed(names):
+            if name in self._expected:
+                return self._expected[name]
+        return text.replace("`", "").removeprefix("Expected ") or "a value"
+
+
+def fail(
+    label: str, number: int, field: str, value: object, expected: str, error: Exception | None = None
+) -> NoReturn:
+    """Say that a field of a line is wrong.
+
+    Raises:
+        TraceError: Always.
+    """
+    text = repr(value)
+    if len(text) > _SHOWN:
+        text = text[: _SHOWN - 3] + "..."
+    raise TraceError(f"{label}, line {number}: {field} is {text}; expected {expected}") from error
+
+
+def _value(row: Any, path: str) -> Any:
+    """What stands at a path, as far as it can be followed."""
+    for name, index in _STEP.findall(path):
+        try:
+            row = row[name] if name else row[int(index)]
+        except (LookupError, TypeError):
+            break
+    return row
