@@ -32,7 +32,7 @@ class VictimOrder:
         """A request used the node: its recency moved, and its uses if they had not been counted."""
 
     def refresh(self, record: NodeRecord) -> None:
-        """A waiting request still wants the node: its recency moved, and nothing else."""
+        """The node's recency moved, or its priority rose, without a use: a waiting request wants it."""
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
         """``prefix`` was split off the front of ``tail``, whose record stays; history is inherited."""

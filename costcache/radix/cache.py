@@ -355,7 +355,7 @@ class RadixCache:
         matched = node.depth + node.tokens
         parts = [] if given is None or not matched else _slots(node)
         if node.priority < priority:  # then no node in front has more either
-            _raise_priority(node, priority)
+            self._raise_priority(node, priority)
         whole = array.size - array.size % page_size
         added = whole - matched
         if whole > self._pool.capacity and not record.oversized:
@@ -391,13 +391,15 @@ class RadixCache:
             raise ValueError(f"request {request!r} is not running: finish each request once")
         info = info if info is not None else RequestInfo()
         if info.priority and record.end is not None:
-            _raise_priority(record.end, info.priority)
+            self._raise_priority(record.end, info.priority)
         heard = self._store.guard.finish
         if heard is not None:
             heard(record, info)
 
     def lock(self, node: Node) -> None:
         """Protect a node and the prefix in front of it from eviction, until :meth:`unlock`.
+
+        Lock right after the match: an eviction in between may have trimmed the node.
 
         Raises:
             ValueError: The node has been evicted.
@@ -431,8 +433,9 @@ class RadixCache:
             tokens: How many; rounded up to whole pages.
 
         Returns:
-            Slots, int64 of shape [tokens rounded up], to :meth:`insert` or :meth:`release`; or None, with
-            nothing evicted, when the pool cannot hold them beside what is locked and held.
+            Slots, int64 of shape [tokens rounded up], to :meth:`insert` or :meth:`release`; or None: with
+            nothing evicted, when the pool cannot hold them beside what is locked and held; else when
+            slots that callers chose themselves leave too few pages whole.
 
         Raises:
             TypeError: Not a whole number.
@@ -550,6 +553,16 @@ class RadixCache:
 
         return torch.from_numpy(slots).to(self._device)
 
+    def _raise_priority(self, node: NodeRecord, priority: int) -> None:
+        heard = self._store.guard.refresh
+        current = node
+        while current.parent is not None:
+            if current.priority < priority:
+                current.priority = priority
+                if heard is not None:
+                    heard(current)
+            current = current.parent
+
     def _collect(self) -> NDArray[np.int64]:
         """Give the slots that an eviction freed back to the pool."""
         freed = self._store.freed
@@ -587,13 +600,6 @@ def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 def _slots(node: Node) -> list[NDArray[np.int64]]:
     return [part.slots for part in node.path() if part.slots is not None]
-
-
-def _raise_priority(node: NodeRecord, priority: int) -> None:
-    current = node
-    while current.parent is not None:
-        current.priority = max(current.priority, priority)
-        current = current.parent
 
 
 def _height(node: Node) -> int:

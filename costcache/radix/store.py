@@ -14,7 +14,7 @@ from costcache.guard import OrderGuard
 from costcache.plugins import PluginManager, get_plugins
 from costcache.radix.node import Node
 from costcache.radix.tree import RadixTree
-from costcache.records import PoolState, RequestRecord, Victim
+from costcache.records import Action, PoolState, RequestRecord, Victim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,6 +129,8 @@ class PrefixStore:
         node = victim.record
         if not isinstance(node, Node) or node.parent is None or node.children:
             return NOT_A_LEAF
+        if victim.action is not Action.DELETE:
+            return NOT_A_LEAF  # there are no states to tombstone here
         if node.locks:
             return LOCKED
         tree, tokens, step = self.tree, node.tokens, self._trim_step

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costcache import RadixCache, RequestInfo
+from costcache import Action, KeyedOrder, NodeRecord, RadixCache, RequestInfo, Victim
+from costcache.policies.lru import LRU
 from costcache.radix import Cleared, Event, Removed, Stored
-from tests.property.kit import MODEL, cached_slots, check_structure, insert_all, manager, nodes_of
+from tests.property.kit import MODEL, cache_with, cached_slots, check_structure, insert_all, manager, nodes_of
 
 PLUGINS = manager()
 
@@ -722,3 +723,39 @@ def test_tensors_in_tensors_out() -> None:
     assert torch.is_tensor(cache.allocate(3))
     cache.release(cache.allocate(2))
     check_structure(cache)
+
+
+class Important(KeyedOrder):
+    """A key that a higher priority lowers."""
+
+    rises = False
+
+    def key(self, record: NodeRecord) -> tuple[int, int]:
+        return (-record.priority, record.recency)
+
+
+@pytest.mark.parametrize("by", ["insert", "finish"])
+def test_a_priority_that_rises_is_heard_of(by: str) -> None:
+    cache = cache_with(Important, pool_size=8)
+    cache.insert([1, 1], request="a")
+    cache.insert([2, 2], request="b", priority=1)
+    if by == "insert":
+        cache.insert([1, 1], request="a", priority=5)
+    else:
+        cache.finish("a", RequestInfo(priority=5))
+    cache.evict(2)
+    assert cache.match_prefix([2, 2]).matched_len == 2
+    assert cache.match_prefix([1, 1]).matched_len == 0
+    assert cache.stats().fallbacks == 0
+
+
+def test_a_tombstone_where_there_are_no_states_is_refused() -> None:
+    class Stones(LRU):
+        def next_victim(self, pool: str) -> Victim | None:
+            victim = super().next_victim(pool)
+            return victim and victim._replace(action=Action.TOMBSTONE)
+
+    cache = cache_with(Stones, pool_size=8)
+    cache.insert([1, 2, 3])
+    assert cache.evict(2).freed == 2
+    assert cache.stats().fallbacks == 1
