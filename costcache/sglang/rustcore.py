@@ -19,6 +19,9 @@ chunks at once, while its key is at hand; victims are then chunks.
 **Safety.** Evicting a node that is locked or has children makes the core panic, and every later call too.
 So before each eviction the core itself is asked: is it a leaf, and does one more lock on it protect anything
 new?
+
+**Speed.** Matches and locks call the core's binding themselves: for FULL alone most of what SGLang's adapter
+translates is empty, and what is saved pays for the records.
 """
 
 from __future__ import annotations
@@ -26,9 +29,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.mem_cache.base_prefix_cache import (
+    DecLockRefResult,
+    IncLockRefResult,
+    InsertResult,
+    MatchResult,
+)
 from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import EvictDeviceNextNodeResult
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
+    EvictDeviceNextNodeResult,
+    InsertStepResult,
+)
 
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
 from costcache.sglang.pools import PoolRecord
@@ -44,6 +56,8 @@ CORE = "costcache-rust"
 
 FULL = ComponentType.FULL
 LOWEST = -(1 << 63)
+_NO_SKIPS: list[int] = []
+_MATCH = MatchResult._make
 
 Path = Sequence[tuple[int, int, int, int, int | None, int]]
 """From the root's child down: id, parent's id, start and end in tokens, tokens on the device, children."""
@@ -71,7 +85,6 @@ class CostRustCore(RustUnifiedTreeCore):
         self._chunk = self.pools.plan.trim_step
         self.own_walks = 0
         self.refused = 0
-        self._no_skips: list[int] = []
         self._clear()
         super().__init__(params)
 
@@ -79,7 +92,7 @@ class CostRustCore(RustUnifiedTreeCore):
         # Records in kv.live have been leaves at least once; the others only gather history.
         self._records: dict[int, PoolRecord] = {}
         self._holds: dict[int, int] = {}
-        self._inserting: Any = None
+        self._inserting = False
         self._claimed: Path | None = None
         self._quota = 0
         self._passed: dict[int, Victim] = {}
@@ -95,26 +108,64 @@ class CostRustCore(RustUnifiedTreeCore):
 
     def match_prefix(self, params: Any) -> Any:
         """Match as SGLang does, and note the use."""
-        result = super().match_prefix(params)
-        if result.full_kv_hit_length:
-            self._use(result.last_device_node, result.full_kv_hit_length)
-        return result
+        key = params.key
+        found = self._binding.match_prefix(
+            self._bindings.MatchParamsBinding(key.raw_token_ids(), key.extra_key, key.cache_salt)
+        )
+        tokens, node_id, actions = found.device_prefix_len, found.last_device_node_id, found.cache_actions
+        if tokens:
+            self._use(node_id, tokens)
+        # Without a host tier and other components all nodes and lengths are the same. By position: this
+        # version of SGLang alone is supported, and keywords cost as much as our records.
+        return _MATCH(
+            (
+                tokens,
+                node_id,
+                node_id,
+                node_id,
+                0,
+                0,
+                None,
+                0,
+                None,
+                None,
+                tokens,
+                self._cache_actions_from_tagged(actions) if actions else [],
+                found.last_visited_node_id,
+                found.full_device_match_len,
+            )
+        )
 
     def begin_insert(self, params: Any) -> Any:
-        """Insert as SGLang does, and note the node where it ended."""
-        self._inserting = params
-        return self._inserted(super().begin_insert(params))
+        """Insert as SGLang does, and note the node where it ended.
 
-    def resume_insert(self) -> Any:
-        """Go on with an insert that had to wait."""
-        return self._inserted(super().resume_insert())
-
-    def _inserted(self, step: Any) -> Any:
-        result = step.result
-        if result is None:
-            return step
-        params, self._inserting = self._inserting, None
-        key, found, priority = params.key, result.prefix_len, params.priority or 0
+        Without a host tier and other components, an insert has nothing to wait for: one step is all.
+        """
+        key, value, priority = params.key, params.value, params.priority or 0
+        self._inserting = True
+        if value is None or params.track_adopted_ranges or params.rotation_base is not None:
+            step = super().begin_insert(params)
+            result = step.result
+        else:
+            done = self._binding.begin_insert(
+                self._bindings.InsertParamsBinding(
+                    key.raw_token_ids(),
+                    value,
+                    key.extra_key,
+                    key.cache_salt,
+                    params.session_id,
+                    params.prev_prefix_len,
+                    0,  # no sliding window: nothing of it was evicted,
+                    None,  # and no branch of it ends here
+                    params.inserted_len,
+                    priority,
+                )
+            )
+            node, actions = done.result, done.actions
+            result = InsertResult(node.prefix_len, 0, node.last_device_node, node.mamba_exist)
+            step = InsertStepResult(self._cache_actions_from_tagged(actions) if actions else [], result)
+        self._inserting = False
+        found = result.prefix_len
         size = (key._raw_len() - self.is_eagle) // self._page_size * self._page_size
         if found < size and not result.rotation_tail_declined:
             self._new_leaf(result.last_device_node, key, found, size, priority)
@@ -124,6 +175,18 @@ class CostRustCore(RustUnifiedTreeCore):
                 record.priority = priority
                 self._refreshed(record)
         return step
+
+    def has_ongoing_insert(self) -> bool:
+        """Whether an insert is under way: only within :meth:`begin_insert`, or after it has failed."""
+        return self._inserting
+
+    def end_insert(self) -> list[Any]:
+        """What a failed insert still has to free."""
+        if not self._inserting:
+            return []
+        self._inserting = False
+        actions: list[Any] = super().end_insert()
+        return actions
 
     def _new_leaf(self, node_id: int, key: Any, start: int, end: int, priority: int) -> None:
         request = self.kv.request
@@ -154,26 +217,28 @@ class CostRustCore(RustUnifiedTreeCore):
     def _use(self, node_id: int, end: int, *, inserting: bool = False) -> PoolRecord:
         """A walk ended at a node, ``end`` tokens from the root."""
         kv = self.kv
-        clock, request, heard = kv.clock, kv.request, kv.guard.refresh
+        guard, request = kv.guard, kv.request
+        heard = guard.refresh
         record = self._records.get(node_id)
         if record is None:
             record = self._records[node_id] = self._unseen(node_id, end)
-        record.recency = clock.accesses
+        record.recency = kv.clock.accesses
         if request is not None:
             before = request.end
-            deepest = True
             if end > request.counted:
                 record.uses += 1
-                record.last_use = clock.now
+                record.last_use = kv.clock.now
+                heard = guard.touch
+                if before is not None:
+                    self._move_use(before)
                 request.counted = end
-                heard = kv.guard.touch
-                self._move_use(before)
-            elif inserting:
-                heard = kv.guard.touch
-                # SGLang inserts the prompt once more after the whole: the request ends deeper.
-                deepest = before is None or before.end <= end or self._current(before) is None
-            if deepest:
                 request.end = record
+            else:
+                if inserting:
+                    heard = guard.touch
+                # SGLang inserts the prompt once more after the whole: the request ends deeper.
+                if not inserting or before is None or before.end <= end or self._current(before) is None:
+                    request.end = record
         if heard is not None and record.parent is not None:
             heard(record)
         return record
@@ -209,15 +274,23 @@ class CostRustCore(RustUnifiedTreeCore):
 
     def inc_lock_ref(self, node_id: int, skip_lock_components: Sequence[Any] = ()) -> Any:
         """Lock the node and its ancestors."""
-        result = super().inc_lock_ref(node_id, skip_lock_components)
+        if skip_lock_components:
+            result = super().inc_lock_ref(node_id, skip_lock_components)
+        else:
+            # FULL alone has no lock segments, so the receipt has nothing more.
+            result = IncLockRefResult(self._binding.inc_lock_ref(node_id, _NO_SKIPS).delta, node_id)
         self._hold(node_id)
         return result
 
     def dec_lock_ref(self, node_id: int, params: Any, skip_swa: bool = False) -> Any:
         """Undo one lock."""
-        result = super().dec_lock_ref(node_id, params, skip_swa)
+        if params.skipped_lock_components:
+            super().dec_lock_ref(node_id, params, skip_swa)
+        else:
+            receipt = self._bindings.DecLockRefParamsBinding(params.node_id)
+            self._binding.dec_lock_ref(node_id, receipt, skip_swa)
         self._release(node_id)
-        return result
+        return DecLockRefResult()
 
     def inc_full_pin(self, node_id: int) -> None:
         """Pin the KV of the node and its ancestors."""
@@ -279,17 +352,8 @@ class CostRustCore(RustUnifiedTreeCore):
         if children:
             record.live_children = children
             return NOT_NOW, 0
-        lock = self._binding.inc_lock_ref(node_id, self._no_skips)
-        self._binding.dec_lock_ref(
-            node_id,
-            self._bindings.DecLockRefParamsBinding(
-                node_id=node_id,
-                skipped_lock_components=self._no_skips,
-                component_lock_uuids=lock.component_lock_uuids,
-                component_host_lock_uuids=lock.component_host_lock_uuids,
-            ),
-            False,
-        )
+        lock = self._binding.inc_lock_ref(node_id, _NO_SKIPS)
+        self._binding.dec_lock_ref(node_id, self._bindings.DecLockRefParamsBinding(node_id), False)
         if not lock.delta:
             self.refused += 1
             return NOT_NOW, 0

@@ -11,6 +11,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from costcache.errors import SettingsError
@@ -262,6 +263,50 @@ def test_the_whole_of_a_request_counts_once() -> None:
     server.drain()
 
 
+@pytest.mark.parametrize("eagle", [False, True], ids=["tokens", "bigrams"])
+def test_answers_are_those_of_the_adapter(eagle: bool) -> None:
+    """Matches, locks and inserts go past SGLang's adapter: it must not have had more to say."""
+    adapter = RustUnifiedTreeCore
+    cache = cost_cache(Shape(page_size=4, tokens=4000, core="rust", params={"is_eagle": eagle}))
+    core = cache.tree_core
+    rng = random.Random(6)
+    slots = iter(range(1 << 20))
+    for _ in range(60):
+        tokens = tokens_of(rng, 4)
+        key = RadixKey(array("q", tokens), **rng.choice(SPACES), limit=rng.choice((None, len(tokens) // 2)))
+        params = MatchPrefixParams(key=key)
+        adapter.match_prefix(core, params)  # whatever there is to split is split now
+        ours, theirs = core.match_prefix(params), adapter.match_prefix(core, params)
+        assert ours == theirs
+        node_id = ours.last_device_node
+        receipts = []
+        for inc in (core.inc_lock_ref, lambda node: adapter.inc_lock_ref(core, node)):
+            receipts.append(inc(node_id))
+            adapter.dec_lock_ref(core, node_id, receipts[-1].to_dec_params())
+        core._release(node_id)
+        assert receipts[0] == receipts[1]
+        value = torch.tensor([next(slots) for _ in tokens], dtype=torch.int64)
+        insert = InsertParams(key=RadixKey(array("q", tokens)), value=value)
+        core.begin_insert(insert)
+        again, once_more = core.begin_insert(insert), adapter.begin_insert(core, insert)
+        assert again.result == once_more.result
+        assert [type(a) for a in again.actions] == [type(a) for a in once_more.actions]
+        freed = [[t.tolist() for t in step.actions[0].indices] for step in (again, once_more) if step.actions]
+        assert not freed or freed[0] == freed[1]
+        assert not core.has_ongoing_insert()
+        assert core.end_insert() == []
+
+
+def test_a_failed_insert_ends() -> None:
+    server, core = small()
+    server.serve(range(100))
+    with pytest.raises(TypeError):
+        server.cache.insert(InsertParams(key=RadixKey(array("q", [1, 2])), value="no tensor"))
+    assert not core.has_ongoing_insert()
+    server.check()
+    server.drain()
+
+
 # ---- the choice of the core ------------------------------------------------------------------
 
 
@@ -317,8 +362,6 @@ def test_python_where_rust_cannot_and_an_error_where_it_is_forced(
 
 
 def test_a_rust_core_that_panics_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
-
     class PanicError(BaseException):
         pass
 

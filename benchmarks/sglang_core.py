@@ -1,0 +1,389 @@
+"""SGLang's own prefix caches and ours on both tree cores: evict, match, and a whole request.
+
+    python benchmarks/sglang_core.py [--json | --markdown] [--quick]
+
+It needs SGLang (see CONTRIBUTING.md, ``make test-sglang``) and builds its real pools, allocators and caches
+on CPU. All caches of a comparison exist at once and take turns, so that a machine that is disturbed is so
+for all of them: a ratio is the median over the turns. Before each evict a leaf is touched and a new
+one of 64 tokens inserted. A request is a real ``Req``: match, lock, insert of what it matched, unlock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import sys
+import warnings
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from _report import calibrate, check, load
+
+ROOT = Path(__file__).resolve().parent.parent
+LEAF = 64
+CACHES = ("radix", "python", "rust", "costcache python", "costcache rust")
+TITLES = {
+    "radix": "RadixCache",
+    "python": "Python core",
+    "rust": "Rust core",
+    "costcache python": "costcache, Python",
+    "costcache rust": "costcache, Rust",
+}
+
+
+Operation = Callable[[], Any]
+
+
+@dataclass
+class Row:
+    """Turns of one operation on several caches: microseconds, a median per turn."""
+
+    name: str
+    turns: dict[str, list[float]] = field(default_factory=dict)
+
+    def median(self, cache: str) -> float | None:
+        """The median over all turns; None where the cache was not measured."""
+        return statistics.median(self.turns[cache]) if cache in self.turns else None
+
+    def ratio(self, cache: str, to: str) -> float:
+        """How many times as long ``cache`` takes as ``to``: the median over the turns."""
+        pairs = zip(self.turns[cache], self.turns[to], strict=True)
+        return statistics.median(ours / theirs for ours, theirs in pairs)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Something that must hold."""
+
+    what: str
+    found: float
+    limit: float
+    at_least: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether it does."""
+        return self.found >= self.limit if self.at_least else self.found <= self.limit
+
+
+def prepare() -> None:
+    """Import SGLang, once, with what it needs on CPU."""
+    sys.path.insert(0, str(ROOT))
+    warnings.simplefilter("ignore")
+    import torch
+
+    import tests.sglang.shims.torchvision_ops  # noqa: F401  # must come before SGLang
+
+    torch.set_num_threads(1)
+
+
+def build(name: str, page_size: int, tokens: int) -> Any:
+    """One of the caches, with LRU."""
+    from sglang.srt.mem_cache.radix_cache import RadixCache
+
+    from tests.sglang.pools import Shape, cost_cache, init_params, publish_args, stock_cache
+
+    core = "rust" if name.endswith("rust") else "python"
+    shape = Shape("mha", page_size, tokens=tokens // page_size * page_size, core=core)
+    if name == "radix":
+        publish_args(shape)
+        return RadixCache(init_params(shape))
+    return cost_cache(shape) if name.startswith("costcache") else stock_cache(shape)
+
+
+def key(tokens: list[int] | range) -> Any:
+    """The cache's key for these tokens."""
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    return RadixKey(array("q", tokens))
+
+
+def timed(operation: Operation) -> float:
+    """Microseconds of one call."""
+    start = perf_counter_ns()
+    operation()
+    return (perf_counter_ns() - start) / 1000
+
+
+# ---- evict ------------------------------------------------------------------------------------
+
+
+class Full:
+    """A cache of many leaves of 64 tokens, with some room."""
+
+    def __init__(self, name: str, page_size: int, leaves: int, room: int) -> None:
+        from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+
+        self.insert_params = InsertParams
+        self.cache = build(name, page_size, (leaves + room) * LEAF)
+        self.allocator = self.cache.token_to_kv_pool_allocator
+        self.leaves = 0
+        slots = self.allocator.alloc(leaves * LEAF)
+        for number in range(leaves):
+            self.insert(slots[number * LEAF : (number + 1) * LEAF])
+        self.rng = random.Random(0)
+
+    def insert(self, slots: Any) -> None:
+        """One more leaf."""
+        tokens = range(self.leaves * 1000, self.leaves * 1000 + LEAF)
+        self.cache.insert(self.insert_params(key=key(tokens), value=slots))
+        self.leaves += 1
+
+    def turn(self) -> float:
+        """A touch, an insert, and a timed evict of one token."""
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
+
+        number = self.rng.randrange(self.leaves)
+        self.cache.match_prefix(MatchPrefixParams(key=key(range(number * 1000, number * 1000 + LEAF))))
+        self.insert(self.allocator.alloc(LEAF))
+        params, before = EvictParams(num_tokens=1), self.allocator.available_size()
+        taken = timed(lambda: self.cache.evict(params))
+        check(0 < self.allocator.available_size() - before <= LEAF, "an evict of one leaf or less")
+        return taken
+
+
+def evict(page_size: int, leaves: int, turns: int) -> Row:
+    """Evict of one token at a number of leaves."""
+    row = Row(f"evict 1 token, {leaves:,} leaves, page {page_size}")
+    caches = {name: Full(name, page_size, leaves, turns + 100) for name in CACHES}
+    for full in caches.values():
+        for _ in range(3):
+            full.turn()  # the first evict also pays for what the many inserts left behind
+    gc.collect()
+    gc.freeze()  # as SGLang's scheduler does after its start
+    for name, full in caches.items():
+        row.turns[name] = []
+        check(full.leaves == leaves + 3, f"{leaves} leaves")
+    for _ in range(turns):
+        for name, full in caches.items():
+            row.turns[name].append(full.turn())
+    gc.unfreeze()
+    return row
+
+
+# ---- match and request ------------------------------------------------------------------------
+
+
+class Line:
+    """A cache with one path of several nodes, and requests for it."""
+
+    def __init__(self, name: str, page_size: int, tokens: int, nodes: int) -> None:
+        import torch
+        from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+
+        cache = self.cache = build(name, page_size, tokens * 2 + 900 * LEAF)
+        self.allocator = cache.token_to_kv_pool_allocator
+        self.tokens = [10**7 + i for i in range(tokens)]
+        self.page_size = page_size
+        self.match_params, self.insert_params = MatchPrefixParams, InsertParams
+        self.held = torch.empty(0, dtype=torch.int64)
+        for node in range(1, nodes + 1):
+            end = tokens * node // nodes // page_size * page_size
+            self.held = torch.cat([self.held, self.allocator.alloc(end - len(self.held))])
+            have = cache.match_prefix(MatchPrefixParams(key=key(self.tokens[:end]))).device_prefix_len
+            cache.insert(
+                InsertParams(key=key(self.tokens[:end]), value=self.held.clone(), prev_prefix_len=have)
+            )
+        self.end = len(self.held)
+        self.number = 0
+        found = cache.match_prefix(MatchPrefixParams(key=key(self.tokens)))
+        check(found.device_prefix_len == self.end, "a full hit")
+
+    def request(self) -> Any:
+        """A new request."""
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        self.number += 1
+        return Req(f"r{self.number}", "", array("q", self.tokens), SamplingParams())
+
+    def again(self) -> Operation:
+        """A match without a request, as the server refreshes what waiting requests want."""
+        params = self.match_params(key=key(self.tokens))
+        return lambda: self.cache.match_prefix(params)
+
+    def match(self) -> Operation:
+        """The first match of a request."""
+        params = self.match_params(key=key(self.tokens), req=self.request())
+        return lambda: self.cache.match_prefix(params)
+
+    def whole(self) -> Operation:
+        """A whole request of tokens that are all cached."""
+        return self._whole(self.tokens, self.held.clone())
+
+    def growing(self) -> Operation:
+        """A whole request that adds a leaf of 64 tokens."""
+        import torch
+
+        first = 10**9 + self.number * LEAF
+        value = torch.cat([self.held, self.allocator.alloc(LEAF)])
+        return self._whole([*self.tokens[: self.end], *range(first, first + LEAF)], value)
+
+    def _whole(self, tokens: list[int], value: Any) -> Operation:
+        cache = self.cache
+        match = self.match_params(key=key(tokens), req=self.request())
+        insert = self.insert_params(key=key(tokens[: len(value)]), value=value, prev_prefix_len=self.end)
+
+        def run() -> None:
+            node = cache.match_prefix(match).last_device_node
+            lock = cache.inc_lock_ref(node)
+            cache.insert(insert)
+            cache.dec_lock_ref(node, lock.to_dec_params())
+
+        return run
+
+
+def walk(page_size: int, tokens: int, nodes: int, turns: int, repeats: int) -> list[Row]:
+    """Match, whole request, and whole request with a new leaf, on one path."""
+    where = f"{tokens:,} tokens on {nodes} nodes, page {page_size}"
+    paths = {name: Line(name, page_size, tokens, nodes) for name in CACHES}
+    gc.collect()
+    gc.freeze()
+    rows = []
+    for what, operation in (
+        ("match", Line.again),
+        ("match, the first of a request", Line.match),
+        ("request", Line.whole),
+        ("request with a new leaf", Line.growing),
+    ):
+        row = Row(f"{what}, {where}", {name: [] for name in CACHES})
+        for _ in range(turns):
+            for name, path in paths.items():
+                # Made before, so that making a request does not count, nor what it does to the
+                # processor's caches.
+                made = [operation(path) for _ in range(repeats)]
+                row.turns[name].append(statistics.median([timed(run) for run in made]))
+        rows.append(row)
+    gc.unfreeze()
+    return rows
+
+
+# ---- all of it ----------------------------------------------------------------------------------
+
+
+def demands(rows: dict[str, Row]) -> list[Demand]:
+    """What the adapter promises, on the rows that were measured."""
+    found = []
+    for name, row in rows.items():
+        for ours, stock in (("costcache python", "python"), ("costcache rust", "rust")):
+            what = f"{TITLES[ours]}: {name}"
+            if name.startswith("evict 1 token, 100,000"):
+                least = 10.0 if name.endswith("page 1") else 20.0
+                found.append(
+                    Demand(
+                        f"{what}, times faster than the Rust core", 1 / row.ratio(ours, "rust"), least, True
+                    )
+                )
+                small = rows[name.replace("100,000", "1,000")].median(ours) or 0.0
+                found.append(
+                    Demand(f"{what}, over 1,000 leaves", (row.median(ours) or 0.0) / small, 3.0, False)
+                )
+            elif name.startswith("match"):
+                found.append(Demand(f"{what}, over the {TITLES[stock]}", row.ratio(ours, stock), 1.1, False))
+            elif name.startswith("request"):
+                limit = 0.7 if stock == "python" else 1.1
+                found.append(
+                    Demand(f"{what}, over the {TITLES[stock]}", row.ratio(ours, stock), limit, False)
+                )
+    return found
+
+
+def machine(before: float, loops: list[float]) -> str:
+    """Load and speed of the machine, in words."""
+    busy = "; the machine was busy with other work" if before >= 0.7 else ""
+    return (
+        f"load {before:.2f} at the start and {load():.2f} at the end; calibration loop from "
+        f"{min(loops):.1f} to {max(loops):.1f} µs{busy}"
+    )
+
+
+def show(form: str, rows: list[Row], held: list[Demand], about: str) -> None:
+    """Print everything."""
+    if form == "json":
+        print(
+            json.dumps(
+                {
+                    "about": about,
+                    "unit": "µs",
+                    "rows": [
+                        {"name": row.name, **{name: row.median(name) for name in CACHES}} for row in rows
+                    ],
+                    "demands": [
+                        {
+                            "what": d.what,
+                            "found": d.found,
+                            "limit": d.limit,
+                            "at_least": d.at_least,
+                            "holds": d.holds,
+                        }
+                        for d in held
+                    ],
+                },
+                indent=2,
+            )
+        )
+        return
+    headings = ["µs, medians", *(TITLES[name] for name in CACHES)]
+    table = [[row.name, *(f"{row.median(name):,.1f}" for name in CACHES)] for row in rows]
+    asked = ["demand", "found", "wanted", ""]
+    wanted = [
+        [d.what, f"{d.found:.2f}", f"{'≥' if d.at_least else '≤'} {d.limit:g}", "" if d.holds else "missed"]
+        for d in held
+    ]
+    if form == "markdown":
+        command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
+        print(f"# SGLang's tree cores and ours\n\n    {command}\n\n{about}.")
+        for head, body in ((headings, table), (asked, wanted)):
+            print("\n| " + " | ".join(head) + " |\n|---" + "|---:" * (len(head) - 1) + "|")
+            for line in body:
+                print("| " + " | ".join(line) + " |")
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    out = Console(highlight=False, markup=False)
+    out.width = max(out.width, 150)
+    out.print(f"SGLang's tree cores and ours\n{about}\n")
+    for head, body in ((headings, table), (asked, wanted)):
+        shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for i, heading in enumerate(head):
+            shown.add_column(heading, justify="left" if not i else "right")
+        for line in body:
+            shown.add_row(*line)
+        out.print(shown)
+        out.print()
+
+
+def main() -> None:
+    """Run all and print."""
+    parser = argparse.ArgumentParser(description="SGLang's own prefix caches and ours.")
+    form = parser.add_mutually_exclusive_group()
+    for name in ("json", "markdown"):
+        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, default="table")
+    parser.add_argument("--quick", action="store_true", help="fewer turns, and no cache of 100,000 leaves")
+    options = parser.parse_args()
+    before, loops = load(), [calibrate()]
+    prepare()
+    turns = 15 if options.quick else 41
+    rows: list[Row] = []
+    for page_size in (1, 64):
+        for tokens, nodes in ((2048, 8), (8192, 50)):
+            rows += walk(page_size, tokens, nodes, turns, 20)
+            loops.append(calibrate())
+        for leaves in (1000, 10_000) if options.quick else (1000, 10_000, 100_000):
+            rows.append(evict(page_size, leaves, turns))
+            loops.append(calibrate())
+    held = demands({row.name: row for row in rows})
+    show(options.form, rows, held, machine(before, loops))
+
+
+if __name__ == "__main__":
+    main()
