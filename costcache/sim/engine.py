@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 from costcache.errors import SettingsError
 from costcache.plugins import PluginManager, get_plugins
 from costcache.radix.store import PrefixStore
-from costcache.sim.results import Outcome, Run, make_run
+from costcache.sim.results import Outcome, Run, first_token_seconds, make_run
 from costcache.sim.ttft import prefill_model
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from costcache.deployment import Deployment
     from costcache.model import ModelSpec
     from costcache.settings import Settings
@@ -136,18 +139,43 @@ class Simulator:
             PluginError: No such policy, or it cannot serve the model.
             SettingsError: A setting is wrong.
         """
-        if settings.policy == "infinite":
-            capacity_tokens = None
+        outcome = self.outcome(
+            settings, capacity_tokens, serving=serving, always_free=always_free, tree=tree, progress=progress
+        )
+        return self.figures(outcome, settings, capacity_tokens, capacity=capacity)
+
+    def outcome(
+        self,
+        settings: Settings,
+        capacity_tokens: int | None,
+        *,
+        serving: ServingSettings | None = None,
+        always_free: bool = False,
+        tree: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> Outcome:
+        """Replay as :meth:`run` does, for what each request met instead of the figures.
+
+        Raises:
+            PluginError: No such policy, or it cannot serve the model.
+            SettingsError: A setting is wrong.
+        """
         if settings.policy in OFFLINE:
             if serving is not None:
                 raise SettingsError(f"policy {settings.policy!r} is for the plain mode: leave out --serving")
-            outcome = self._offline(settings.policy, capacity_tokens, progress)
-        elif not tree and serving is None and self._by_pages(settings):
+            limit = None if settings.policy == "infinite" else capacity_tokens
+            return self._offline(settings.policy, limit, progress)
+        if not tree and serving is None and self._by_pages(settings):
             outcome = self._pages("lru", lambda: self._lru.run(self._in_pages(capacity_tokens)))
             if progress is not None:
                 progress(len(self.trace))
-        else:
-            outcome = self._tree(settings, capacity_tokens, serving, always_free, progress)
+            return outcome
+        return self._tree(settings, capacity_tokens, serving, always_free, progress)
+
+    def figures(
+        self, outcome: Outcome, settings: Settings, capacity_tokens: int | None, *, capacity: str = ""
+    ) -> Run:
+        """The figures of an outcome that :meth:`outcome` gave for these settings and this capacity."""
         return make_run(
             outcome,
             self.trace,
@@ -156,9 +184,21 @@ class Simulator:
             policy=settings.policy,
             plugin=self._architecture.name,
             capacity=capacity,
-            capacity_tokens=capacity_tokens,
+            capacity_tokens=None if settings.policy == "infinite" else capacity_tokens,
             warmup=self.warmup,
         )
+
+    def ttft(self, outcome: Outcome) -> NDArray[np.float64]:
+        """Seconds to the first token of each request after the warm-up, float64 of shape [requests]."""
+        return first_token_seconds(outcome, self.trace, self.prefill, self.warmup)
+
+    def lru_curve(self, settings: Settings) -> LRUCurve | None:
+        """LRU at every capacity, in the plain mode; None where it cannot be read off one pass.
+
+        Args:
+            settings: Settings with policy ``lru``.
+        """
+        return self._lru if self._by_pages(settings) else None
 
     def _tree(
         self,

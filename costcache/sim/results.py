@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from costcache.sim.trace import Trace
     from costcache.sim.ttft import PrefillModel
 
-__all__ = ["TIMING", "Outcome", "Run", "gap_closed", "make_run"]
+__all__ = ["TIMING", "Outcome", "Run", "first_token_seconds", "gap_closed", "make_run"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -155,12 +155,7 @@ def make_run(
     none = np.zeros_like(asked)
     flops = float(np.sum(cost.recompute_flops(none, asked)))
     saved = float(np.sum(cost.recompute_flops(none, matched)))
-    # The last token of a prompt is always computed: its logits are the first output.
-    ttft = (
-        prefill.seconds(np.maximum(asked - matched, np.minimum(asked, 1)), matched)
-        if outcome.ttft is None
-        else outcome.ttft[warmup:]
-    )
+    ttft = first_token_seconds(outcome, trace, prefill, warmup)
     p50, p90, p99 = np.percentile(ttft, (50, 90, 99)).tolist() if ttft.size else (0.0, 0.0, 0.0)
     decisions = outcome.decision_seconds
     return Run(
@@ -194,6 +189,24 @@ def make_run(
             None if decisions is None or not outcome.evictions else decisions / outcome.evictions * 1e6
         ),
     )
+
+
+def first_token_seconds(
+    outcome: Outcome, trace: Trace, prefill: PrefillModel, warmup: int = 0
+) -> NDArray[np.float64]:
+    """Seconds to the first token of each request after the warm-up, float64 of shape [requests].
+
+    Args:
+        outcome: What happened.
+        trace: The requests.
+        prefill: Seconds of a prefill, where the outcome has no times of its own.
+        warmup: Requests at the start that are left out.
+    """
+    if outcome.ttft is not None:
+        return outcome.ttft[warmup:]
+    asked, matched = trace.input_tokens[warmup:], outcome.matched[warmup:]
+    # The last token of a prompt is always computed: its logits are the first output.
+    return prefill.seconds(np.maximum(asked - matched, np.minimum(asked, 1)), matched)
 
 
 def gap_closed(run: Run, runs: Sequence[Run]) -> float | None:

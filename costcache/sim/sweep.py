@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
-from costcache.sim.results import Run
+from costcache.sim.results import Outcome, Run
 from costcache.sim.serving import ServingSettings
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from costcache.model import ModelSpec
     from costcache.sim.trace import Trace
 
-__all__ = ["Cell", "sweep"]
+__all__ = ["Cell", "outcomes", "sweep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,20 @@ class Cell:
     always_free: bool = False
     tree: bool = False
 
-    def run(self, simulator: Simulator, progress: Callable[[int], None] | None = None) -> Run:
+    def outcome(self, simulator: Simulator, progress: Callable[[int], None] | None = None) -> Outcome:
         """Replay this cell."""
-        return simulator.run(
+        return simulator.outcome(
             self.settings,
             self.capacity_tokens,
-            capacity=self.capacity,
             serving=self.serving,
             always_free=self.always_free,
             tree=self.tree,
             progress=progress,
         )
+
+    def figures(self, simulator: Simulator, outcome: Outcome) -> Run:
+        """The figures of this cell's outcome."""
+        return simulator.figures(outcome, self.settings, self.capacity_tokens, capacity=self.capacity)
 
 
 def sweep(
@@ -62,21 +65,33 @@ def sweep(
         progress: Called now and then with the cell under way and the number of requests done since
             the last call.
     """
+    found = outcomes(simulator, cells, jobs=jobs, progress=progress)
+    return [cell.figures(simulator, outcome) for cell, outcome in zip(cells, found, strict=True)]
+
+
+def outcomes(
+    simulator: Simulator,
+    cells: Sequence[Cell],
+    *,
+    jobs: int = 1,
+    progress: Callable[[Cell, int], None] | None = None,
+) -> list[Outcome]:
+    """Replay as :func:`sweep` does, for what each request met instead of the figures."""
     if jobs == 1 or len(cells) < 2:
         return [
-            cell.run(simulator, None if progress is None else functools.partial(progress, cell))
+            cell.outcome(simulator, None if progress is None else functools.partial(progress, cell))
             for cell in cells
         ]
     context = multiprocessing.get_context("spawn")  # a fork may take over another thread's lock
     with ProcessPoolExecutor(
         min(jobs, len(cells)), context, initializer=_prepare, initargs=simulator.arguments
     ) as pool:
-        runs = []
-        for cell, run in zip(cells, pool.map(_run, cells), strict=True):
-            runs.append(run)
+        found = []
+        for cell, outcome in zip(cells, pool.map(_outcome, cells), strict=True):
+            found.append(outcome)
             if progress is not None:
                 progress(cell, len(simulator.trace))
-        return runs
+        return found
 
 
 _simulator: Simulator | None = None
@@ -87,7 +102,7 @@ def _prepare(trace: Trace, model: ModelSpec, deployment: Deployment, options: di
     _simulator = Simulator(trace, model, deployment, **options)
 
 
-def _run(cell: Cell) -> Run:
+def _outcome(cell: Cell) -> Outcome:
     if _simulator is None:
         raise RuntimeError("the worker was not prepared")
-    return cell.run(_simulator)
+    return cell.outcome(_simulator)
