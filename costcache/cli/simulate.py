@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,10 +25,16 @@ from costcache.cli.workload import read_assignment
 from costcache.errors import SettingsError
 
 if TYPE_CHECKING:
-    from costcache.sim.results import Run
+    from rich.progress import Progress
+
+    from costcache.sim.engine import Simulator
+    from costcache.sim.results import Outcome, Run
+    from costcache.sim.sweep import Cell
     from costcache.sim.trace import Trace
 
 __all__ = ["simulate"]
+
+OUTPUT = click.Path(path_type=Path)
 
 
 @click.command(
@@ -98,6 +105,8 @@ __all__ = ["simulate"]
 )
 @click.option("--tree", is_flag=True, help="Replay the tree also where a pass by pages gives the same.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option("--report", type=OUTPUT, metavar="FILE", help="Write a report, one HTML page, to FILE.")
+@click.option("--plot", type=OUTPUT, metavar="FILE", help="Draw the hit rates to FILE (.png, .svg, .pdf).")
 @deployment_options
 @json_option
 def simulate(
@@ -119,6 +128,8 @@ def simulate(
     prefill: str,
     tree: bool,
     jobs: int,
+    report: Path | None,
+    plot: Path | None,
     as_json: bool,
     **deployment: Any,
 ) -> None:
@@ -129,14 +140,17 @@ def simulate(
     """
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
+    from costcache.report.files import check_outputs
     from costcache.settings import Settings, read_settings
     from costcache.sim.engine import OFFLINE, Simulator
     from costcache.sim.results import gap_closed
     from costcache.sim.serving import ServingSettings
-    from costcache.sim.sweep import Cell, sweep
+    from costcache.sim.sweep import Cell, outcomes
     from costcache.sim.traces import load_trace
     from costcache.sizes import parse_capacity
 
+    if report or plot:
+        check_outputs(report=report, plot=plot)
     names = split_commas(policies, "--policy")
     sizes = [parse_capacity(size) for size in split_commas(capacities, "--capacity")]
     own = _settings(assignments, names)
@@ -191,8 +205,11 @@ def simulate(
         def progress(cell: Cell, done: int) -> None:
             task.by(done, f"{cell.settings.policy} at {cell.capacity}")
 
-        runs = sweep(simulator, cells, jobs=jobs, progress=progress)
+        found = outcomes(simulator, cells, jobs=jobs, progress=progress)
         task.done()
+        runs = [cell.figures(simulator, outcome) for cell, outcome in zip(cells, found, strict=True)]
+        if report or plot:
+            _write_reports(bar, simulator, cells, found, report, plot)
     ideal = trace.ideal_hit_rate(served.page_size)
     if as_json:
         echo_json(
@@ -221,6 +238,28 @@ def simulate(
     say(
         console(), f"TTFT by {simulator.prefill.name}{', queue included' if serving else ', without a queue'}"
     )
+    for kind, path in (("report", report), ("plot", plot)):
+        if path is not None:
+            say(console(), f"{kind}: {path}")
+
+
+def _write_reports(
+    bar: Progress | None,
+    simulator: Simulator,
+    cells: list[Cell],
+    found: list[Outcome],
+    report: Path | None,
+    plot: Path | None,
+) -> None:
+    from costcache.report import gather, write_plot, write_report
+
+    task = Task(bar, "replays of the report")
+    material = gather(simulator, cells, found, progress=task.by)
+    task.done()
+    if report is not None:
+        write_report(material, report)
+    if plot is not None:
+        write_plot(material, plot)
 
 
 def _settings(assignments: tuple[str, ...], policies: list[str]) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,336 @@
+"""The charts of a report, as plotly figures in plain JSON values.
+
+Made of dictionaries, so that the bytes do not depend on the release of plotly that is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from costcache.report.style import GRID, INK, MUTED, styles
+
+if TYPE_CHECKING:
+    from costcache.report.advice import Advice
+    from costcache.report.material import Material, Replay
+
+__all__ = [
+    "Figure",
+    "first_token_boxes",
+    "first_token_curve",
+    "flops",
+    "gap",
+    "hit_rates",
+    "losses_over_time",
+]
+
+Figure = dict[str, Any]
+
+
+def hit_rates(material: Material) -> Figure:
+    """Token hit rate over pool size, with what no policy can beat."""
+    look = styles(material.policies)
+    data: list[Figure] = []
+    if material.optimum:
+        data.append(
+            _line(
+                *zip(*material.optimum, strict=True),
+                name="best possible (knows the future)",
+                line={"color": INK, "width": 2, "dash": "dash"},
+                marker={"color": INK, "size": 7, "symbol": "star"},
+            )
+        )
+    for policy in material.policies:
+        replays = sorted(_of(material, policy), key=lambda r: material.pool(r.run))
+        style = look[policy]
+        xs = [material.pool(r.run) for r in replays]
+        ys = [r.run.token_hit_rate for r in replays]
+        if policy == "lru" and material.lru:
+            data.append(
+                _line(
+                    *zip(*material.lru, strict=True),
+                    name=replays[0].label,
+                    mode="lines",
+                    line={"color": style.color, "width": 2.5},
+                )
+            )
+            data.append(
+                _line(
+                    xs,
+                    ys,
+                    name=replays[0].label,
+                    mode="markers",
+                    showlegend=False,
+                    marker={"color": style.color, "size": 9, "symbol": style.symbol},
+                )
+            )
+            continue
+        data.append(
+            _line(
+                xs,
+                ys,
+                name=replays[0].label,
+                line={"color": style.color, "width": 2.5, "dash": style.dash},
+                marker={"color": style.color, "size": 9, "symbol": style.symbol},
+            )
+        )
+    layout = _layout(
+        "Tokens in the pool (each step to the right is a larger pool)",
+        "Prompt tokens found in the cache",
+        height=460,
+    )
+    layout["xaxis"] |= {"type": "log", "dtick": "D1" if not _wide(material) else "D2"}
+    layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
+    layout["shapes"] = [_level(material.ceiling)]
+    layout["annotations"] = [
+        {
+            "xref": "paper",
+            "x": 0.005,
+            "y": material.ceiling,
+            "yanchor": "bottom",
+            "xanchor": "left",
+            "showarrow": False,
+            "text": f"a pool without limit: {material.ceiling:.1%}",
+            "font": {"color": MUTED, "size": 13},
+        }
+    ]
+    return {"data": data, "layout": layout}
+
+
+def gap(material: Material) -> Figure | None:
+    """How far from LRU to the optimum each policy goes; None where one of the two is missing."""
+    rows = [r for r in material.replays if r.online and r.run.policy != "lru" and r.gap_closed is not None]
+    if not rows:
+        return None
+    data = _bars(material, lambda r: r.gap_closed, [p for p in material.policies if p != "lru"])
+    layout = _layout("Pool", "Share of the way from LRU to the best possible", height=380)
+    layout["xaxis"] |= {"type": "category"}
+    layout["yaxis"] |= {"tickformat": ".0%", "zeroline": True, "zerolinecolor": INK, "zerolinewidth": 2}
+    layout["barmode"] = "group"
+    return {"data": data, "layout": layout}
+
+
+def flops(material: Material) -> Figure:
+    """Share of the prefill compute that hits saved."""
+    layout = _layout("Pool", "Prefill compute saved", height=380)
+    layout["xaxis"] |= {"type": "category"}
+    layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
+    layout["barmode"] = "group"
+    return {"data": _bars(material, lambda r: r.run.flops_saved_rate, material.policies), "layout": layout}
+
+
+def first_token_boxes(material: Material) -> Figure:
+    """Spread of the time to first token."""
+    look = styles(material.policies)
+    names = [name for name, _ in material.capacities]
+    data: list[Figure] = []
+    for policy in material.policies:
+        replays = _ordered(material, policy)
+        columns = list(zip(*(r.ttft for r in replays), strict=True))
+        low, first, middle, third, high = (list(map(_short, column)) for column in columns)
+        data.append(
+            {
+                "type": "box",
+                "name": replays[0].label,
+                "x": [r.run.capacity for r in replays],
+                "lowerfence": low,
+                "q1": first,
+                "median": middle,
+                "q3": third,
+                "upperfence": high,
+                "marker": {"color": look[policy].color},
+                "line": {"width": 1.5},
+            }
+        )
+    layout = _layout("Pool", "Seconds to the first token", height=400)
+    layout["xaxis"] |= {"type": "category", "categoryorder": "array", "categoryarray": names}
+    layout["yaxis"] |= {"type": "log", "dtick": "D2", "ticksuffix": " s"}
+    layout["boxmode"] = "group"
+    return {"data": data, "layout": layout}
+
+
+def first_token_curve(material: Material, advice: Advice) -> Figure:
+    """Share of the requests that have their first token by a time, at one pool size."""
+
+    def traces(replay: Replay) -> list[Figure]:
+        style = styles(material.policies)[replay.run.policy]
+        return [
+            _line(
+                replay.ttft_curve,
+                [at / 100 for at in range(len(replay.ttft_curve))],
+                name=replay.label,
+                mode="lines",
+                line={"color": style.color, "width": 2.5, "dash": style.dash},
+            )
+        ]
+
+    layout = _layout("Seconds to the first token", "Requests that have it by then", height=420)
+    layout["xaxis"] |= {"type": "log", "dtick": "D2", "ticksuffix": " s"}
+    layout["yaxis"] |= {"tickformat": ".0%"}
+    return _by_pool(material, advice, traces, layout)
+
+
+def losses_over_time(material: Material, advice: Advice) -> Figure:
+    """Tokens missed though seen before, and tokens evicted, over the trace's time, at one pool size."""
+    bins = material.bins
+    shown = any(r.evicted is not None and any(r.evicted) for r in material.replays if r.online)
+
+    def traces(replay: Replay) -> list[Figure]:
+        style = styles(material.policies)[replay.run.policy]
+        line = {"color": style.color, "width": 2, "dash": style.dash}
+        found = [
+            _line(bins.starts, replay.regretted, name=replay.label, mode="lines", line=line)
+            | {"legendgroup": replay.run.policy}
+        ]
+        if shown and replay.evicted is not None:
+            found.append(
+                _line(bins.starts, replay.evicted, name=replay.label, mode="lines", line=line)
+                | {"legendgroup": replay.run.policy, "yaxis": "y2", "showlegend": False}
+            )
+        return found
+
+    what = (
+        "Requests" if bins.unit == "requests" else {"s": "Seconds", "min": "Minutes", "h": "Hours"}[bins.unit]
+    )
+    layout = _layout(f"{what} since the first request", "Regretted tokens", height=580 if shown else 400)
+    layout["yaxis"] |= {"rangemode": "tozero"}
+    if shown:
+        layout["yaxis"] |= {"domain": [0.55, 1.0]}
+        layout["yaxis2"] = layout["yaxis"] | {
+            "domain": [0.0, 0.45],
+            "title": {"text": "Evicted tokens", "standoff": 12},
+            "anchor": "x",
+        }
+        layout["xaxis"] |= {"anchor": "y2"}
+    return _by_pool(material, advice, traces, layout)
+
+
+def _by_pool(
+    material: Material, advice: Advice, traces: Callable[[Replay], list[Figure]], layout: Figure
+) -> Figure:
+    """One chart per pool size, with buttons; the recommended one is shown first."""
+    names = [name for name, _ in material.capacities if material.at(name)]
+    shown = advice.chosen.run.capacity if advice.chosen else names[0]
+    data: list[Figure] = []
+    owners: list[str] = []
+    for name in names:
+        for replay in material.at(name):
+            made = traces(replay)
+            data.extend(made)
+            owners.extend([name] * len(made))
+    for trace, owner in zip(data, owners, strict=True):
+        trace["visible"] = owner == shown
+    if len(names) > 1:
+        layout["updatemenus"] = [
+            {
+                "type": "buttons",
+                "direction": "right",
+                "x": 0,
+                "xanchor": "left",
+                "y": 1.0,
+                "yanchor": "bottom",
+                "pad": {"b": 10},
+                "showactive": True,
+                "active": names.index(shown),
+                "bgcolor": "#ffffff",
+                "bordercolor": MUTED,
+                "buttons": [
+                    {
+                        "label": f"pool of {name}",
+                        "method": "restyle",
+                        "args": ["visible", [owner == name for owner in owners]],
+                    }
+                    for name in names
+                ],
+            }
+        ]
+        layout["margin"] |= {"t": 64}
+    return {"data": data, "layout": layout}
+
+
+def _of(material: Material, policy: str) -> list[Replay]:
+    return [r for r in material.replays if r.run.policy == policy]
+
+
+def _ordered(material: Material, policy: str) -> list[Replay]:
+    return sorted(_of(material, policy), key=lambda r: material.pool(r.run))
+
+
+def _bars(
+    material: Material, value: Callable[[Replay], float | None], policies: Iterable[str]
+) -> list[Figure]:
+    look = styles(material.policies)
+    data: list[Figure] = []
+    for policy in policies:
+        rows = [(r, value(r)) for r in _ordered(material, policy)]
+        known = [(r, v) for r, v in rows if v is not None]
+        if known:
+            data.append(
+                {
+                    "type": "bar",
+                    "name": known[0][0].label,
+                    "x": [r.run.capacity for r, _ in known],
+                    "y": [_short(v) for _, v in known],
+                    "text": [f"{v:.0%}" for _, v in known],
+                    "textposition": "outside",
+                    "cliponaxis": False,
+                    "marker": {
+                        "color": look[policy].color,
+                        "pattern": {"shape": look[policy].pattern, "solidity": 0.25},
+                    },
+                    "hovertemplate": "%{y:.1%}<extra>%{fullData.name}</extra>",
+                }
+            )
+    return data
+
+
+def _line(xs: Iterable[float], ys: Iterable[float], **more: Any) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [_short(x) for x in xs],
+        "y": [_short(y) for y in ys],
+    } | more
+
+
+def _short(value: float) -> float:
+    """Six digits: beyond what a chart shows, and the same on every machine."""
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _wide(material: Material) -> bool:
+    pools = [tokens for tokens, _ in (*material.lru, *material.optimum)] or [1]
+    return max(pools) > 30 * min(pools)
+
+
+def _level(height: float) -> Figure:
+    return {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": height,
+        "y1": height,
+        "line": {"color": MUTED, "width": 1.5, "dash": "dot"},
+    }
+
+
+def _layout(x: str, y: str, *, height: int) -> Figure:
+    axis = {
+        "gridcolor": GRID,
+        "linecolor": MUTED,
+        "showline": True,
+        "zeroline": False,
+        "automargin": True,
+    }
+    return {
+        "height": height,
+        "margin": {"l": 64, "r": 16, "t": 16, "b": 48},
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "font": {"family": "system-ui, sans-serif", "size": 14, "color": INK},
+        "hovermode": "closest",
+        "legend": {"orientation": "v", "x": 1.01, "xanchor": "left", "y": 1},
+        "xaxis": axis | {"title": {"text": x, "standoff": 10}},
+        "yaxis": axis | {"title": {"text": y, "standoff": 12}},
+    }

@@ -1,0 +1,62 @@
+"""Where reports go, and what writing them needs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+
+from costcache.errors import SettingsError
+
+__all__ = ["check_outputs", "write_whole"]
+
+_NEEDS = {"--report": ("plotly", "report"), "--plot": ("matplotlib", "plot")}
+"""Package and extra of each option."""
+
+_MODE = 0o666
+
+
+def check_outputs(*, report: Path | None = None, plot: Path | None = None) -> None:
+    """Fail now rather than after the replays.
+
+    Args:
+        report: Where the page is to go; None for no page.
+        plot: Where the picture is to go; None for no picture.
+
+    Raises:
+        SettingsError: A folder does not exist, or the package that is needed is not installed.
+    """
+    for option, path in (("--report", report), ("--plot", plot)):
+        if path is None:
+            continue
+        package, extra = _NEEDS[option]
+        if importlib.util.find_spec(package) is None:
+            raise SettingsError(
+                f"{option} {path} needs {package}, which is not installed: pip install 'costcache[{extra}]'"
+            )
+        if not path.parent.is_dir():
+            raise SettingsError(f"{option} {path}: there is no folder {path.parent}; make it first")
+        if path.is_dir():
+            raise SettingsError(f"{option} {path} is a folder: give the name of a file in it")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader finds the old content or the new, never a part.
+
+    Raises:
+        OSError: It cannot be written; the old file is as it was.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        mask = os.umask(0)  # temporary files are private; a report is as open as any new file
+        os.umask(mask)
+        Path(name).chmod(_MODE & ~mask)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise

@@ -1,0 +1,303 @@
+"""What a report shows, as plain figures: gathered once, then put in words, charts and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costcache.settings import Settings
+from costcache.sim.engine import OFFLINE
+from costcache.sim.results import Run, gap_closed
+
+if TYPE_CHECKING:
+    from costcache.sim.engine import Simulator
+    from costcache.sim.results import Outcome
+    from costcache.sim.sweep import Cell
+
+__all__ = ["Material", "Replay", "TimeBins", "gather"]
+
+Int64 = NDArray[np.int64]
+
+_CURVE_POINTS = 100
+_BINS = 48
+_BOX = (5, 25, 50, 75, 95)
+_QUANTILES = tuple(range(101))
+_OPTIMUM_PAGES = 6_000_000
+"""Pages of all prompts up to which a ceiling that nobody asked for is worth its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBins:
+    """Equal spans of the trace.
+
+    Attributes:
+        unit: ``s``, ``min`` or ``h``; ``requests`` where the trace has no times.
+        starts: Where each span begins, in that unit.
+        width: Length of a span.
+    """
+
+    unit: str
+    starts: tuple[float, ...]
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One policy at one capacity.
+
+    Attributes:
+        run: Its figures.
+        label: The policy in a legend.
+        settings: The settings that were replayed.
+        gap_closed: Share of the way from LRU to the optimum; None where it is not known.
+        ttft: Seconds to the first token at the percentiles 5, 25, 50, 75 and 95.
+        ttft_curve: The same at each percentile from 0 to 100.
+        regretted: Prompt tokens that had been seen before and were gone, per time bin.
+        evicted: Tokens evicted, per time bin; None where requests do not say when.
+    """
+
+    run: Run
+    label: str
+    settings: Settings
+    gap_closed: float | None
+    ttft: tuple[float, ...]
+    ttft_curve: tuple[float, ...]
+    regretted: tuple[int, ...]
+    evicted: tuple[int, ...] | None
+
+    @property
+    def online(self) -> bool:
+        """Whether a server could run it: it does not know the future."""
+        return self.run.policy not in OFFLINE
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Everything that a report says.
+
+    Attributes:
+        trace: Name of the trace.
+        model: Name of the model.
+        requests: Requests in the trace.
+        warmup: Requests at the start that rates and times leave out.
+        input_tokens: Prompt tokens after the warm-up.
+        page_size: Tokens per page.
+        deployment: How the model is served, by field.
+        token_bytes: Bytes of a cached token on one rank; 0 where a token holds none.
+        distinct_tokens: Tokens of the trace's distinct whole pages.
+        ceiling: Token hit rate of a pool without limit.
+        prefill: What first-token times were taken from.
+        serving: Whether a server with a queue was replayed.
+        always_free: Whether the free target was restored after every request.
+        capacities: Capacities as they were asked for, with their tokens, from small to large.
+        replays: What was asked for, as asked for.
+        optimum: Tokens in the pool and token hit rate of the offline optimum; empty where it does not
+            apply.
+        lru: The same of LRU, at many capacities; empty where one pass cannot give them.
+        bins: The time bins.
+    """
+
+    trace: str
+    model: str
+    requests: int
+    warmup: int
+    input_tokens: int
+    page_size: int
+    deployment: dict[str, Any]
+    token_bytes: int
+    distinct_tokens: int
+    ceiling: float
+    prefill: str
+    serving: bool
+    always_free: bool
+    capacities: tuple[tuple[str, int], ...]
+    replays: tuple[Replay, ...]
+    optimum: tuple[tuple[int, float], ...]
+    lru: tuple[tuple[int, float], ...]
+    bins: TimeBins
+
+    def pool(self, run: Run) -> int:
+        """Tokens in a run's pool; one without limit holds all distinct pages."""
+        return self.distinct_tokens if run.capacity_tokens is None else run.capacity_tokens
+
+    def at(self, capacity: str) -> list[Replay]:
+        """The replays at a capacity that a server could run."""
+        return [r for r in self.replays if r.run.capacity == capacity and r.online]
+
+    @property
+    def policies(self) -> list[str]:
+        """Policies that a server could run, as asked for."""
+        return list(dict.fromkeys(r.run.policy for r in self.replays if r.online))
+
+
+def gather(
+    simulator: Simulator,
+    cells: Sequence[Cell],
+    outcomes: Sequence[Outcome],
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Material:
+    """Gather the figures of a report.
+
+    Replays what a reader needs to judge the others and was not asked for: the pool without limit and,
+    in the plain mode, the offline optimum at each capacity.
+
+    Args:
+        simulator: The trace, prepared.
+        cells: What was replayed.
+        outcomes: What came of it, in the same order.
+        progress: Called now and then with the number of requests done since the last call.
+    """
+    trace, warmup, page = simulator.trace, simulator.warmup, simulator.keys.page_size
+    # The report's own replays are plain; a server's requests also find generated tokens.
+    infinite = simulator.outcome(Settings(policy="infinite"), None, progress=progress)
+    ideal = simulator.figures(infinite, Settings(policy="infinite"), None)
+    distinct = trace.distinct_pages(page) * page
+    bins, where = _bins(trace.timestamps, len(trace))
+    runs = [cell.figures(simulator, outcome) for cell, outcome in zip(cells, outcomes, strict=True)]
+    serving = any(cell.serving is not None for cell in cells)
+    sizes = {
+        cell.capacity: distinct if cell.capacity_tokens is None else cell.capacity_tokens for cell in cells
+    }
+    best = _optimum(simulator, cells, runs, sizes, ideal, serving, progress)
+    whole = simulator.keys.tokens
+    replays = []
+    for cell, outcome, run in zip(cells, outcomes, runs, strict=True):
+        times = simulator.ttft(outcome)
+        missed = np.maximum(infinite.matched - outcome.matched, 0)
+        evicted = _evicted(outcome, whole, cell.capacity_tokens) if cell.serving is None else None
+        at = [replace(best[run.capacity], capacity=run.capacity)] if run.capacity in best else []
+        others = [other for other in runs if other.policy != "optimum"]
+        replays.append(
+            Replay(
+                run=run,
+                label=_label(run),
+                settings=cell.settings,
+                gap_closed=gap_closed(run, [*others, *at]),
+                ttft=_percentiles(times, _BOX),
+                ttft_curve=_percentiles(times, _QUANTILES),
+                regretted=_sums(missed, where, bins),
+                evicted=None if evicted is None else _sums(evicted, where, bins),
+            )
+        )
+    plain = [
+        cell for cell in cells if cell.settings.policy == "lru" and cell.serving is None and not cell.tree
+    ]
+    token = simulator.cost.token
+    return Material(
+        trace=trace.name,
+        model=simulator.cost.spec.name,
+        requests=len(trace),
+        warmup=warmup,
+        input_tokens=ideal.input_tokens,
+        page_size=page,
+        deployment=simulator.cost.deployment.model_dump(mode="json"),
+        token_bytes=int(token.kv_bytes + token.swa_bytes),
+        distinct_tokens=distinct,
+        ceiling=ideal.token_hit_rate,
+        prefill=simulator.prefill.name,
+        serving=serving,
+        always_free=any(cell.always_free for cell in cells),
+        capacities=tuple(sorted(sizes.items(), key=lambda item: item[1])),
+        replays=tuple(replays),
+        optimum=tuple(sorted((sizes[name], run.token_hit_rate) for name, run in best.items())),
+        lru=_lru(simulator, plain[0].settings, sizes, ideal) if plain else (),
+        bins=bins,
+    )
+
+
+def _label(run: Run) -> str:
+    if run.fallbacks:
+        return f"{run.policy} (failed, then lru)"
+    return run.policy if run.policy_in_force == run.policy else f"{run.policy} (means {run.policy_in_force})"
+
+
+def _optimum(
+    simulator: Simulator,
+    cells: Sequence[Cell],
+    runs: Sequence[Run],
+    sizes: dict[str, int],
+    ideal: Run,
+    serving: bool,
+    progress: Callable[[int], None] | None,
+) -> dict[str, Run]:
+    """The optimum's run at each capacity. A server's rates have another ceiling: none is shown."""
+    if serving:
+        return {}
+    found = {run.capacity: run for run in runs if run.policy == "optimum"}
+    settings = Settings(policy="optimum")
+    pages = int(simulator.keys.tokens.sum()) // simulator.keys.page_size
+    for cell in cells:
+        if cell.capacity in found or pages > _OPTIMUM_PAGES:
+            continue
+        if cell.capacity_tokens is None:
+            found[cell.capacity] = replace(ideal, policy="optimum", capacity=cell.capacity)
+        else:
+            outcome = simulator.outcome(settings, cell.capacity_tokens, progress=progress)
+            found[cell.capacity] = simulator.figures(
+                outcome, settings, cell.capacity_tokens, capacity=cell.capacity
+            )
+    return {name: found[name] for name in sizes if name in found}
+
+
+def _lru(
+    simulator: Simulator, settings: Settings, sizes: dict[str, int], ideal: Run
+) -> tuple[tuple[int, float], ...]:
+    """Token hit rates of LRU from next to nothing to all distinct pages."""
+    curve = simulator.lru_curve(settings)
+    if curve is None or not ideal.input_tokens:
+        return ()
+    page = simulator.keys.page_size
+    most = simulator.paths.distinct
+    least = max(1, min(min(sizes.values()) // page, most) // 4)
+    if most < 1:
+        return ()
+    points = np.geomspace(least, most, _CURVE_POINTS).round().astype(np.int64)
+    points = np.unique(np.append(points, [min(size // page, most) for size in sizes.values()]))
+    distances = np.sort(curve.distances[simulator.paths.offsets[simulator.warmup] :])
+    hits = np.searchsorted(distances, points, side="right") * page
+    rates = hits / ideal.input_tokens
+    return tuple(zip((points * page).tolist(), rates.tolist(), strict=True))
+
+
+def _bins(times: NDArray[np.float64], requests: int) -> tuple[TimeBins, Int64]:
+    """Time bins, and the bin of each request."""
+    first, last = (float(times.min()), float(times.max())) if requests else (0.0, 0.0)
+    if last > first:
+        span = last - first
+        unit, seconds = ("h", 3600.0) if span >= 3 * 3600 else ("min", 60.0) if span >= 180 else ("s", 1.0)
+        at = (times - first) / seconds
+        width = span / seconds / _BINS
+    else:
+        unit, at = "requests", np.arange(requests, dtype=np.float64)
+        width = max(1.0, requests / _BINS)
+    where = np.minimum((at / width).astype(np.int64), _BINS - 1)
+    return TimeBins(unit, tuple(round(i * width, 6) for i in range(_BINS)), width), where
+
+
+def _sums(values: Int64, where: Int64, bins: TimeBins) -> tuple[int, ...]:
+    sums = np.zeros(len(bins.starts), np.int64)
+    np.add.at(sums, where, values)
+    return tuple(sums.tolist())
+
+
+def _evicted(outcome: Outcome, whole: Int64, capacity: int | None) -> Int64 | None:
+    """Tokens evicted by each request, where what was asked for and nothing more was evicted.
+
+    A pool then fills up and stays full. None where this does not account for every evicted token.
+    """
+    if capacity is None:
+        return np.zeros_like(whole) if not outcome.evicted else None
+    added = np.cumsum(np.maximum(np.minimum(whole, capacity) - outcome.matched, 0))
+    evicted = np.diff(np.maximum(added - capacity, 0), prepend=0)
+    return evicted if int(evicted.sum()) == outcome.evicted else None
+
+
+def _percentiles(values: NDArray[np.float64], at: Sequence[int]) -> tuple[float, ...]:
+    if not values.size:
+        return tuple(0.0 for _ in at)
+    return tuple(np.percentile(values, at).tolist())

@@ -1,0 +1,95 @@
+"""One picture: token hit rate over pool size."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from costcache.errors import SettingsError
+from costcache.report.files import check_outputs, write_whole
+from costcache.report.style import GRID, INK, MUTED, styles
+
+if TYPE_CHECKING:
+    from costcache.report.material import Material
+
+__all__ = ["write_plot"]
+
+_FORMATS = ("pdf", "png", "svg")
+_DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 3))}
+_MARKERS = {
+    "circle": "o",
+    "square": "s",
+    "diamond": "D",
+    "triangle-up": "^",
+    "cross": "P",
+    "x": "X",
+    "triangle-down": "v",
+    "pentagon": "p",
+}
+
+
+def write_plot(material: Material, path: Path) -> None:
+    """Draw the hit-rate curves, whole or not at all; the name's ending says the format.
+
+    Raises:
+        SettingsError: matplotlib is not installed, there is no such folder, or the ending is of no format
+            that can be drawn.
+        OSError: The file cannot be written.
+    """
+    check_outputs(plot=path)
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in _FORMATS:
+        raise SettingsError(f"--plot {path}: end the name with .{', .'.join(_FORMATS)}")
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    # Salted ids and dates would differ between reruns.
+    with mpl.rc_context({**mpl.rcParamsDefault, "svg.hashsalt": "costcache", "text.parse_math": False}):
+        figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        look = styles(material.policies)
+        axes.axhline(material.ceiling, color=MUTED, linestyle=":", label="pool without limit")
+        if material.optimum:
+            axes.plot(*zip(*material.optimum, strict=True), "--*", color=INK, label="best possible")
+        for policy in material.policies:
+            replays = sorted(
+                (r for r in material.replays if r.run.policy == policy), key=lambda r: material.pool(r.run)
+            )
+            style = look[policy]
+            marker = _MARKERS[style.symbol]
+            points = [(material.pool(r.run), r.run.token_hit_rate) for r in replays]
+            whole = policy == "lru" and bool(material.lru)
+            axes.plot(
+                *zip(*points, strict=True),
+                color=style.color,
+                marker=marker,
+                linestyle="" if whole else _DASHES[style.dash],
+                label=None if whole else replays[0].label,
+            )
+            if whole:
+                axes.plot(*zip(*material.lru, strict=True), color=style.color, label=replays[0].label)
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens(value)))
+        axes.xaxis.set_minor_formatter(FuncFormatter(lambda _, __: ""))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+        axes.grid(color=GRID)
+        axes.set_xlabel("Tokens in the pool")
+        axes.set_ylabel("Prompt tokens found in the cache")
+        axes.set_title(f"{material.trace} on {material.model}")
+        axes.legend(frameon=False)
+        buffer = io.BytesIO()
+        dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        figure.savefig(buffer, format=kind, metadata=dated.get(kind))
+    write_whole(path, buffer.getvalue())
+
+
+def _tokens(value: float) -> str:
+    for divisor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= divisor:
+            return f"{value / divisor:g} {unit}"
+    return f"{value:g}"

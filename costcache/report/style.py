@@ -1,0 +1,46 @@
+"""How policies look, the same in every chart: told apart by colour, dash and marker together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["GRID", "INK", "MUTED", "Style", "styles"]
+
+INK = "#1f2328"
+MUTED = "#6b7280"
+GRID = "#e5e7eb"
+
+# Okabe and Ito's palette for all kinds of colour vision, without the yellow that white swallows.
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4f2c")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon")
+_PATTERNS = ("", "/", ".", "x", "-")
+_LRU = "#6b7280"
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How one policy is drawn, in plotly's words."""
+
+    color: str
+    dash: str
+    symbol: str
+    pattern: str
+
+
+def styles(policies: Sequence[str]) -> dict[str, Style]:
+    """A style for each policy; LRU, which the others are measured against, is grey."""
+    found = {}
+    others = [name for name in policies if name != "lru"]
+    if len(others) < len(policies):
+        found["lru"] = Style(_LRU, "solid", "circle", "")
+    for at, name in enumerate(others):
+        turn = at // len(_COLORS)
+        found[name] = Style(
+            _COLORS[at % len(_COLORS)],
+            _DASHES[turn % len(_DASHES)],
+            _SYMBOLS[at % len(_SYMBOLS)],
+            _PATTERNS[turn % len(_PATTERNS)],
+        )
+    return found
