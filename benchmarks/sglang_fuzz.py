@@ -18,10 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 warnings.simplefilter("ignore")
 
-import tests.sglang.shims.torchvision_ops  # noqa: E402, F401  # before SGLang is imported
-
 import pytest  # noqa: E402  # its MonkeyPatch
 
+import tests.sglang.shims.torchvision_ops  # noqa: E402, F401  # before SGLang is imported
 from tests.sglang import hicache  # noqa: E402
 from tests.sglang.test_fuzz import MIXES, POLICIES, run  # noqa: E402
 

@@ -163,6 +163,11 @@ def build(
     plan = replace(draft, core=core, reason=reason)
     cache = original(ctx, cache_class=make_cache(params, plan))
     architecture = plan.architecture
+    if get_memory().enable_unified_memory:
+        logger.warning(
+            "costcache: under --enable-unified-memory our order names the victims, but SGLang's walk takes "
+            "them whole: no trimming and no headroom"
+        )
     logger.info(
         "costcache: plugin %r (specificity %d) for %s, policy %r, %s core (%s), %s, class %s",
         architecture.name,

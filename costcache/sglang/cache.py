@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import get_memory
 
 from costcache.sglang.hosttier import exact_reclaims
 from costcache.sglang.metrics import CostMetrics
@@ -56,6 +57,7 @@ class CostCache(UnifiedRadixCache):
         names = [POOL_OF[component] for component in params.tree_components if component in POOL_OF]
         self.pools = Pools(plan, self.victims, names)
         super().__init__(params)
+        self._shares_memory = bool(get_memory().enable_unified_memory)
         if self.metrics_collector is not None:
             self.cost_metrics = metrics = CostMetrics(self.metrics_collector)
             for victims in self._victims.values():
@@ -159,7 +161,7 @@ class CostCache(UnifiedRadixCache):
         allocation_reclaim_satisfied: Any = None,
     ) -> None:
         targets = available_size_targets or {}
-        if allocation_reclaim_satisfied is not None or any(ct is not t for ct, (t, _) in targets.items()):
+        if self._shares_memory or allocation_reclaim_satisfied is not None:
             # Pools that share memory: only SGLang knows when there is enough. Its walk goes on, over the
             # nodes that our components name.
             super()._evict_components(

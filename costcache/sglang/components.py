@@ -182,7 +182,7 @@ class _ListWalk:
 
     def name(self, node: CostNode) -> None:
         """The next step is about ``node``."""
-        self._evict_device_cursor = node
+        self._evict_device_cursor: CostNode | None = node
         self._named_by_cache = True
 
     def _evict_device_start(self, request_cnt: int) -> None:

@@ -60,7 +60,8 @@ class _Sessions:
         self.limit = freed = 0
         while True:
             self.waiting.clear()
-            freed += pool.pipeline.evict(shortfall - freed).freed
+            # Headroom is no reason to take what a session refers to.
+            freed += pool.pipeline.evict(shortfall - freed, watermark=not self.limit).freed
             if freed >= shortfall or not self.waiting:
                 return freed
             self.limit = min(self.waiting)

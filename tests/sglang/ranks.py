@@ -29,8 +29,8 @@ def victims(shape: Any, seed: int, policy: str) -> list[Any]:
 def _record(pipeline: Any, seen: list[Any]) -> None:
     evict = pipeline.evict
 
-    def recorded(shortfall: int) -> Any:
-        eviction = evict(shortfall)
+    def recorded(shortfall: int, **named: Any) -> Any:
+        eviction = evict(shortfall, **named)
         seen.append([pipeline.pool, shortfall, *map(list, eviction.victims)])
         return eviction
 

@@ -93,7 +93,13 @@ def test_eagle_keys(page_size: int) -> None:
 def test_adapters_and_salts_have_prefixes_of_their_own() -> None:
     shape = Shape("mha")
     server = Server(cost_cache(shape), shape)
-    for extra in ({}, {"lora_id": "l"}, {"cache_salt": "s"}, {"extra_key": "x", "lora_id": "l"}):
+    spaces: tuple[dict[str, Any], ...] = (
+        {},
+        {"lora_id": "l"},
+        {"cache_salt": "s"},
+        {"extra_key": "x", "lora_id": "l"},
+    )
+    for extra in spaces:
         assert server.serve(range(200), **extra) == 0
         assert server.serve(range(200), **extra) == 199
     check_records(server.cache)
@@ -139,8 +145,9 @@ class Plugin:
     @hookimpl
     def policies(self) -> dict[str, PolicySpec]:
         return {
-            kind.__name__.lower(): PolicySpec(lambda cost, pools, settings, kind=kind: kind(), "misbehaves")
-            for kind in (Moody, Deaf, Blind)
+            "moody": PolicySpec(lambda cost, pools, settings: Moody(), "raises in next_victim"),
+            "deaf": PolicySpec(lambda cost, pools, settings: Deaf(), "raises in an event"),
+            "blind": PolicySpec(lambda cost, pools, settings: Blind(), "names nodes of no cache"),
         }
 
 

@@ -70,13 +70,14 @@ def test_uses_and_times_go_with_the_kv() -> None:
     server = make()
     for _ in range(3):
         server.serve(range(300), output=[1])
-    node = server.cache.tree_core.node_by_id(server.match(range(299)).last_device_node)
+    node: Any = server.cache.tree_core.node_by_id(server.match(range(299)).last_device_node)
     uses = node.kv.uses
     assert uses == 3
     server.cache.evict(EvictParams(num_tokens=10_000))
     assert node.kv is None
     assert (node.host.uses, node.host.is_evictable or node.host.locks) == (3, True)
     server.serve(range(300))
+    node = server.cache.tree_core.node_by_id(node.id)
     assert node.host is None
     assert node.kv.uses == 4
 

@@ -26,7 +26,8 @@ def _one_rank_and_a_clean_registry() -> Iterator[None]:
 
 def value(name: str, pool: str = "kv") -> float | None:
     labels = {"cache_type": "CostCache", "tp_rank": "0", "pp_rank": "0", "dp_rank": "0", "pool": pool}
-    return prometheus_client.REGISTRY.get_sample_value(f"costcache:{name}", labels)
+    found: float | None = prometheus_client.REGISTRY.get_sample_value(f"costcache:{name}", labels)
+    return found
 
 
 def test_evictions_are_counted_beside_sglangs_own() -> None:

@@ -151,7 +151,7 @@ def test_the_backend_means_our_orders(name: str, config: Any, policy: str, tmp_p
     assert isinstance(cache, CostCache)
     assert cache.pools.kv.guard.name == policy
     if name == "slru":
-        assert cache.pools.kv.guard.order._threshold == 5
+        assert cache.plan.settings.policy_settings == {"protected_threshold": 5}
     if name == "tlru":
         assert cache.plan.settings.headroom == 0.1
 
