@@ -34,6 +34,8 @@ class Columns:
         self._think, self._service = array("d"), array("d")
         self._session_numbers: dict[object, int] = {}
         self._finish_numbers: dict[str, int] = {}
+        self._has_sessions = False
+        self._has_outputs = True
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -75,7 +77,9 @@ class Columns:
         number = self._finish_numbers.setdefault(finish, len(self._finish_numbers)) if finish else -1
         self._finish.append(number)
 
-    _has_sessions = False
+    def no_outputs(self) -> None:
+        """Say that the generated tokens of a request are not known: then those of none are kept."""
+        self._has_outputs = False
 
     def trace(self, source: Source, block_size: int, *, from_zero: bool = False) -> Trace:
         """The requests in the order of their times; those of one time as they were added.
@@ -90,6 +94,7 @@ class Columns:
         """
         if not self._inputs:
             raise TraceError(f"{source.label}: holds no request; give a file with one JSON object a line")
+        outputs = self._has_outputs and bool(self.output_ids)
         times = np.frombuffer(self._times, dtype=np.float64)
         think, service = (np.frombuffer(column, dtype=np.float64) for column in (self._think, self._service))
         return Trace(
@@ -105,8 +110,8 @@ class Columns:
             service_seconds=None if np.isnan(service).all() else service,
             finish=_integers(self._finish) if self._finish_numbers else None,
             finish_names=tuple(self._finish_numbers),
-            output_ids=_integers(self.output_ids) if self.output_ids else None,
-            output_offsets=_integers(self._output_offsets) if self.output_ids else None,
+            output_ids=_integers(self.output_ids) if outputs else None,
+            output_offsets=_integers(self._output_offsets) if outputs else None,
         ).in_time_order()
 
 

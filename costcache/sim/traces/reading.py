@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,51 +40,47 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A trace format.
+    """A trace format: ``read_NAME`` of the module of its name reads it.
 
     Args:
         name: What to call it.
-        read: Reads a file of it.
-        claims: Whether the first line is of this format, given its fields; None for files that are
-            not told by a line.
-        clock: Whether its requests have times on one clock. Else sessions get arrivals.
+        claims: Whether a file is of this format, given the fields of its first line.
+        clock: Whether requests have times on one clock; else sessions get arrivals. None where times
+            are optional: there is no clock if all are the same.
+        text: Whether it holds text, and needs a tokenizer.
     """
 
     name: str
-    read: Callable[[Source, Reading], Trace]
-    claims: Callable[[Mapping[str, Any]], bool] | None
-    clock: bool = True
+    claims: Callable[[Mapping[str, Any]], bool]
+    clock: bool | None = True
+    text: bool = False
+
+    def read(self, source: Source, reading: Reading) -> Trace:
+        """Read a file of this format.
+
+        Raises:
+            TraceError: A line is malformed.
+        """
+        module = importlib.import_module(f"costcache.sim.traces.{self.name}")
+        options: dict[str, Any] = {"block_size": reading.block_size}
+        if self.text:
+            options["tokenizer"] = reading.tokenizer
+        trace: Trace = getattr(module, f"read_{self.name}")(source, **options)
+        return trace
 
 
-def _mooncake(source: Source, reading: Reading) -> Trace:
-    from costcache.sim.traces.mooncake import read_mooncake
-
-    return read_mooncake(source, block_size=reading.block_size)
-
-
-def _bailian(source: Source, reading: Reading) -> Trace:
-    from costcache.sim.traces.bailian import read_bailian
-
-    return read_bailian(source, block_size=reading.block_size)
-
-
-def _weka(source: Source, reading: Reading) -> Trace:
-    from costcache.sim.traces.weka import read_weka
-
-    return read_weka(source, block_size=reading.block_size)
-
-
-def _ragpulse(source: Source, reading: Reading) -> Trace:
-    from costcache.sim.traces.ragpulse import read_ragpulse
-
-    return read_ragpulse(source, block_size=reading.block_size)
-
-
-MOONCAKE = Format("mooncake", _mooncake, lambda row: bool({"hash_ids", "input_length"} & row.keys()))
+MOONCAKE = Format("mooncake", lambda row: bool({"hash_ids", "input_length"} & row.keys()))
+# An archive: it is told by its first bytes.
+FEW_SHOT = Format("few_shot", lambda row: False, clock=False, text=True)  # noqa: ARG005 # as the others
 FORMATS = (
-    Format("ragpulse", _ragpulse, lambda row: isinstance(row.get("hash_ids"), dict)),
-    Format("bailian", _bailian, lambda row: {"chat_id", "hash_ids"} <= row.keys()),
-    Format("weka", _weka, lambda row: {"hash_id_scope", "requests"} <= row.keys(), clock=False),
+    Format("ragpulse", lambda row: isinstance(row.get("hash_ids"), dict)),
+    Format("bailian", lambda row: {"chat_id", "hash_ids"} <= row.keys()),
+    Format("weka", lambda row: {"hash_id_scope", "requests"} <= row.keys(), clock=False),
+    Format("dynamo", lambda row: isinstance(row.get("event"), dict)),
+    Format("sharegpt", lambda row: "turns" in row, clock=False),
+    Format("messages", lambda row: bool({"messages", "body"} & row.keys()), clock=None, text=True),
+    Format("lmcache", lambda row: {"input", "output"} <= row.keys(), text=True),
+    FEW_SHOT,
     MOONCAKE,
 )
 """Every format, the most particular first."""
@@ -153,10 +150,11 @@ def read_trace(
     with open_source(path, progress) as source:
         found = detect(source)
         trace = found.read(source, reading)
-    if process is None and not found.clock:
+    clock = bool(trace.timestamps.any()) if found.clock is None else found.clock
+    if process is None and not clock and times is None:
         process = DEFAULT_ARRIVALS
     if process is not None:
-        trace = process.spread(trace, seed, clock=found.clock)
+        trace = process.spread(trace, seed, clock=clock)
     if times is not None:
         trace = at_times(trace, times)
     return trace, found
@@ -170,7 +168,7 @@ def detect(source: Source) -> Format:
     """
     place, mark = _TAR
     if source.starts()[place] == mark:
-        raise TraceError(f"{source.label}: is a tar archive; give one of its files")
+        return FEW_SHOT
     line = source.first()
     if line.startswith(HEADER):
         raise TraceError(
@@ -186,7 +184,7 @@ def detect(source: Source) -> Format:
         return MOONCAKE  # its reader says what is wrong
     if not isinstance(row, dict):
         return MOONCAKE
-    found = next((known for known in FORMATS if known.claims is not None and known.claims(row)), None)
+    found = next((known for known in FORMATS if known.claims(row)), None)
     if found is not None:
         return found
     names = ", ".join(known.name for known in FORMATS)

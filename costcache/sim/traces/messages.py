@@ -1,0 +1,178 @@
+"""Chat requests as OpenAI's interface takes them, one a line.
+
+A line holds ``messages``, or a ``body`` that holds them (a batch file). Beside them may stand:
+``tools``; ``timestamp`` (seconds, or a date and time); ``session_id``; ``response``, the answer as
+the interface gives it, with ``choices`` and ``usage``. Where there is no ``response`` and the last
+message is the assistant's, that is the answer.
+
+Messages become text in the ChatML form: ``<|im_start|>role``, a line break, the content,
+``<|im_end|>``, a line break; tools stand in front as JSON, and so do tool calls and parts of a content
+that are not text behind the text. A served model's own template differs by a few tokens a message.
+Each content is encoded alone, so an answer has the same tokens when it comes back in the next prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from costcache.sim.traces.rows import Rows, Seconds, Tokens, fail
+from costcache.sim.traces.tokens import TextColumns
+
+if TYPE_CHECKING:
+    from costcache.sim.trace import Trace
+    from costcache.sim.traces.files import Source
+
+__all__ = ["read_messages"]
+
+
+class _Message(msgspec.Struct, omit_defaults=True):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message]
+    tools: list[dict[str, Any]] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: Tokens
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+class _Response(_Completion):
+    body: _Completion | None = None
+
+
+class _Line(msgspec.Struct):
+    messages: list[_Message] | None = None
+    tools: list[dict[str, Any]] | None = None
+    body: _Body | None = None
+    response: _Response | None = None
+    timestamp: Seconds | str | None = None
+    session_id: str | int | None = None
+
+
+_TIME = "seconds, 0 or more, or a date and time as 2026-01-31T12:00:00Z"
+_ROWS = Rows(
+    _Line,
+    {
+        "messages": "a list of messages",
+        "role": "who speaks, text",
+        "content": "text, a list of parts, or null",
+        "tool_calls": "a list of objects",
+        "tools": "a list of objects",
+        "body": "an object with messages",
+        "response": "an object with choices",
+        "choices": "a list of objects with a message",
+        "message": "an object with a role",
+        "finish_reason": "the stop reason, text",
+        "usage": "an object with completion_tokens",
+        "completion_tokens": "generated tokens, a whole number from 0 on",
+        "timestamp": _TIME,
+        "session_id": "the session's name, text",
+    },
+)
+
+
+def read_messages(source: Source, *, block_size: int | None = None, tokenizer: str | None = None) -> Trace:
+    """Read a file of requests.
+
+    Without timestamps all times are 0.
+
+    Args:
+        source: The file.
+        block_size: Tokens per block id; 1 by default.
+        tokenizer: Name or path of a tokenizer.
+
+    Raises:
+        TraceError: A line is malformed, or the tokenizer cannot be had.
+    """
+    columns = TextColumns(source, tokenizer, block_size)
+    timed: bool | None = None
+    for number, row in _ROWS.read(source):
+        messages, tools = row.messages, row.tools
+        if row.body is not None:
+            messages, tools = row.body.messages, row.body.tools
+        if messages is None:
+            fail(source.label, number, "messages", None, "a list of messages, here or in body")
+        if timed is None:
+            timed = row.timestamp is not None
+        if timed != (row.timestamp is not None):
+            fail(source.label, number, "timestamp", row.timestamp, "a time in every line or in none")
+        answer, finish, tokens = _answer(row.response)
+        if row.response is None and messages and messages[-1].role == "assistant":
+            messages, answer = messages[:-1], messages[-1]
+        prompt = [*_tools(tools), *(piece for message in messages for piece in _pieces(message))]
+        columns.add(
+            _seconds(source.label, number, row.timestamp),
+            [*prompt, "<|im_start|>assistant\n"],
+            [_text(answer), "<|im_end|>"] if answer is not None else [],
+            output_tokens=tokens if answer is None else None,
+            session=row.session_id,
+            finish=finish,
+        )
+    return columns.trace(from_zero=True)
+
+
+def _answer(response: _Response | None) -> tuple[_Message | None, str | None, int | None]:
+    """The answer, its stop reason, and its tokens as the server counted them."""
+    if response is None:
+        return None, None, None
+    completion = response.body if response.body is not None else response
+    tokens = completion.usage.completion_tokens if completion.usage is not None else None
+    if not completion.choices:
+        return None, None, tokens
+    choice = completion.choices[0]
+    return choice.message, choice.finish_reason, tokens
+
+
+def _seconds(label: str, number: int, value: float | str | None) -> float:
+    if not isinstance(value, str):
+        return value or 0.0
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        fail(label, number, "timestamp", value, _TIME)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _pieces(message: _Message) -> Iterator[str]:
+    yield f"<|im_start|>{message.role}\n"
+    yield _text(message)
+    yield "<|im_end|>"
+    yield "\n"
+
+
+def _tools(tools: list[dict[str, Any]] | None) -> list[str]:
+    return [_json(tools), "\n"] if tools else []
+
+
+def _text(message: _Message) -> str:
+    content = message.content
+    parts = [content] if isinstance(content, str) else []
+    if isinstance(content, list):
+        for part in content:
+            text = part.get("text")
+            parts.append(text if isinstance(text, str) else _json(part))
+    if message.tool_calls:
+        parts.append(_json(message.tool_calls))
+    return "".join(parts)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode("utf-8")

@@ -1,0 +1,74 @@
+"""Lengths of the turns of ShareGPT's conversations: one conversation a line.
+
+Fields: ``id`` and ``turns``, a list of ``[speaker, tokens, blanks]``. A turn of the assistant with
+tokens before it is a request: all turns before are its prompt, and its own tokens are the output.
+So input and output of one turn are the beginning of the next prompt, and conversations share
+nothing. No chat template is counted.
+
+There are no times. Think time is the time it takes to write the user's turn: its blanks (as many
+as it has words) at 90 a minute, as Marconi (Pan et al., MLSys 2025) builds its traces.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from costcache.sim.traces.columns import Columns
+from costcache.sim.traces.rows import Rows, Tokens
+
+if TYPE_CHECKING:
+    from costcache.sim.trace import Trace
+    from costcache.sim.traces.files import Source
+
+__all__ = ["read_sharegpt"]
+
+_BLOCK_SIZE = 16
+_ASSISTANT = frozenset({"gpt", "chatgpt", "bing", "bard", "assistant"})
+_SECONDS_PER_WORD = 60.0 / 90.0
+
+
+class _Conversation(msgspec.Struct):
+    turns: list[tuple[str, Tokens, Tokens]]
+    id: str | None = None
+
+
+_ROWS = Rows(
+    _Conversation,
+    {
+        "id": "the conversation's name, text",
+        "turns": "a list of [speaker, tokens, blanks], as ['human', 34, 28]",
+    },
+)
+
+
+def read_sharegpt(source: Source, *, block_size: int | None = None) -> Trace:
+    """Read a file of conversations.
+
+    A block id is a place in a conversation, so that a prompt's partial last block is the beginning
+    of the block that the output fills: prefixes are exact at every page size.
+
+    Args:
+        source: The file.
+        block_size: Tokens per block id; 16 by default.
+
+    Raises:
+        TraceError: A line is malformed.
+    """
+    size = block_size or _BLOCK_SIZE
+    columns = Columns()
+    first = 0  # the first id of the conversation
+    for number, row in _ROWS.read(source):
+        tokens, blanks = 0, 0
+        for speaker, length, words in row.turns:
+            if speaker in _ASSISTANT and tokens:
+                columns.ids.extend(range(first, first - -tokens // size))
+                columns.output_ids.extend(range(first + tokens // size, first - -(tokens + length) // size))
+                columns.add(0.0, tokens, length, session=number, think=blanks * _SECONDS_PER_WORD)
+                blanks = 0
+            elif speaker not in _ASSISTANT:
+                blanks += words
+            tokens += length
+        first -= -tokens // size
+    return columns.trace(source, size)
