@@ -158,8 +158,9 @@ class Simulator:
 
         Raises:
             PluginError: No such policy, or it cannot serve the model.
-            SettingsError: A setting is wrong.
+            SettingsError: A setting is wrong, or the pool holds less than a page.
         """
+        self._check(settings, capacity_tokens)
         if settings.policy in OFFLINE:
             if serving is not None:
                 raise SettingsError(f"policy {settings.policy!r} is for the plain mode: leave out --serving")
@@ -199,6 +200,22 @@ class Simulator:
             settings: Settings with policy ``lru``.
         """
         return self._lru if self._by_pages(settings) else None
+
+    def _check(self, settings: Settings, capacity_tokens: int | None) -> None:
+        """All ways of replay refuse the same, whether they read the settings or not."""
+        page = self._deployment.page_size
+        if capacity_tokens is not None and capacity_tokens < page:
+            raise SettingsError(
+                f"capacity_tokens is {capacity_tokens}: give a page of {page} tokens or more, or None for "
+                "no limit"
+            )
+        if settings.policy not in OFFLINE:
+            self._plugins.check_settings(settings, self._architecture)
+        elif settings.policy_settings:
+            raise SettingsError(
+                f"policy {settings.policy!r} has no settings: leave out policy_settings, which has "
+                f"{', '.join(map(repr, settings.policy_settings))}"
+            )
 
     def _tree(
         self,

@@ -206,7 +206,8 @@ def first_token_seconds(
         return outcome.ttft[warmup:]
     asked, matched = trace.input_tokens[warmup:], outcome.matched[warmup:]
     # The last token of a prompt is always computed: its logits are the first output.
-    return prefill.seconds(np.maximum(asked - matched, np.minimum(asked, 1)), matched)
+    new = np.maximum(asked - matched, np.minimum(asked, 1))
+    return prefill.seconds(new, asked - new)
 
 
 def gap_closed(run: Run, runs: Sequence[Run]) -> float | None:
@@ -214,7 +215,8 @@ def gap_closed(run: Run, runs: Sequence[Run]) -> float | None:
 
     Negative below LRU. None unless both were run at its capacity, and differ.
     """
-    rates = {other.policy: other.token_hit_rate for other in runs if other.capacity == run.capacity}
+    size = run.capacity, run.capacity_tokens
+    rates = {r.policy: r.token_hit_rate for r in runs if (r.capacity, r.capacity_tokens) == size}
     if "lru" not in rates or "optimum" not in rates or rates["optimum"] <= rates["lru"]:
         return None
     return (run.token_hit_rate - rates["lru"]) / (rates["optimum"] - rates["lru"])

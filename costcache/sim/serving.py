@@ -83,8 +83,8 @@ def serve(
         store: The tree and its policy.
         prefill: Seconds of a prefill.
         settings: The server.
-        always_free: Restore the free target after every request, not only when an eviction has a
-            shortfall.
+        always_free: Restore the free target when a request was admitted and when one ends, not only when
+            an eviction has a shortfall.
         progress: Called now and then with the number of requests done since the last call.
     """
     with no_collector():
@@ -180,6 +180,7 @@ class _Server:
         self.ttft[index] = self.free_at - self.arrivals[index]
         self.matched[index] = found
         node, held = self.cache_prompt(index, key, node, held, request)
+        self.restore()
         ends = self.free_at + max(0, output - 1) * self.settings.decode_seconds
         heapq.heappush(self.running, _Running(ends, index, node, held, request))
         return True
@@ -212,8 +213,15 @@ class _Server:
         store.tree.unlock(run.node)
         if store.guard.finish is not None:
             store.guard.finish(run.request, RequestInfo(output_tokens=self.outputs[run.number]))
-        if self.reserve:
-            store.evict(self.reserve - store.free, watermark=False)
+        self.restore()
+
+    def restore(self) -> None:
+        """Keep the free target, as far as locks allow."""
+        missing = min(self.reserve - self.store.free, self.store.tree.evictable) if self.reserve else 0
+        if missing > 0:
+            before = time.perf_counter()
+            self.store.evict(missing, watermark=False)
+            self.deciding += time.perf_counter() - before
 
 
 def _spread(times: NDArray[np.float64]) -> NDArray[np.float64]:

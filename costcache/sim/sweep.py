@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from costcache.errors import SettingsError
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.results import Outcome, Run
@@ -64,6 +65,10 @@ def sweep(
         jobs: Processes; more than one find their plugins anew, so they must be installed.
         progress: Called now and then with the cell under way and the number of requests done since
             the last call.
+
+    Raises:
+        SettingsError: ``jobs`` is under 1, or as :meth:`Simulator.run`.
+        PluginError: As :meth:`Simulator.run`.
     """
     found = outcomes(simulator, cells, jobs=jobs, progress=progress)
     return [cell.figures(simulator, outcome) for cell, outcome in zip(cells, found, strict=True)]
@@ -77,6 +82,8 @@ def outcomes(
     progress: Callable[[Cell, int], None] | None = None,
 ) -> list[Outcome]:
     """Replay as :func:`sweep` does, for what each request met instead of the figures."""
+    if jobs < 1:
+        raise SettingsError(f"jobs is {jobs}: give 1 process or more")
     if jobs == 1 or len(cells) < 2:
         return [
             cell.outcome(simulator, None if progress is None else functools.partial(progress, cell))

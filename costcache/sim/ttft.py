@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
+from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -93,17 +94,30 @@ def roofline(cost: CostModel) -> PrefillModel:
 
 
 def prefill_model(name: str, cost: CostModel) -> PrefillModel:
-    """A model by name: ``auto`` (measured if this very model was, else ``roofline``) or a measured one.
+    """A model by name: ``auto``, ``roofline`` or a measured one.
+
+    ``auto`` is the measured one where this very model is deployed as it was measured (one accelerator of
+    an H100's speed, KV in 16 bits), else ``roofline``.
 
     Raises:
         SettingsError: There is no such model.
     """
     if name == "auto":
-        return CALIBRATED.get(cost.spec.name) or roofline(cost)
+        measured = CALIBRATED.get(cost.spec.name) if _as_measured(cost.deployment) else None
+        return measured or roofline(cost)
     if name == "roofline":
         return roofline(cost)
     if name in CALIBRATED:
         return CALIBRATED[name]
     raise SettingsError(
         f"there is no prefill model {name!r}: choose auto, roofline or {', '.join(CALIBRATED)}"
+    )
+
+
+def _as_measured(served: Deployment) -> bool:
+    one_h100 = Deployment()
+    return (
+        served.tp * served.pp == 1
+        and served.kv_bytes == one_h100.kv_bytes
+        and served.flops_per_second == one_h100.flops_per_second
     )

@@ -1,0 +1,266 @@
+"""Serving replay: slots, locks, waiting and times, against recounts and examples worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costcache.deployment import Deployment
+from costcache.errors import SettingsError
+from costcache.model import ModelSpec
+from costcache.policies import BUILTIN
+from costcache.radix.node import Node
+from costcache.radix.store import PrefixStore
+from costcache.records import RequestInfo, RequestRecord
+from costcache.settings import Settings, read_settings
+from costcache.sim.engine import Simulator
+from costcache.sim.serving import ServingSettings, _Running, _Server, serve
+from costcache.sim.trace import Trace
+from costcache.sim.ttft import PrefillModel
+
+MODEL = ModelSpec.preset("llama-3-8b")
+
+
+def trace_of(
+    prompts: Sequence[Sequence[int]], times: Sequence[float], outputs: Sequence[int], block: int = 1
+) -> Trace:
+    """Prompts as whole blocks of ids."""
+    return Trace(
+        name="made",
+        block_size=block,
+        timestamps=np.array(times, np.float64),
+        input_tokens=np.array([len(p) * block for p in prompts], np.int64),
+        output_tokens=np.array(outputs, np.int64),
+        ids=np.array([i for p in prompts for i in p], np.int64),
+        offsets=np.cumsum([0, *map(len, prompts)]).astype(np.int64),
+    )
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Short prompts of few ids, in bursts, with outputs."""
+    count = draw(st.integers(1, 25))
+    prompts = draw(st.lists(st.lists(st.integers(0, 2), max_size=5), min_size=count, max_size=count))
+    times = sorted(draw(st.lists(st.integers(0, 8), min_size=count, max_size=count)))
+    outputs = draw(st.lists(st.integers(0, 6), min_size=count, max_size=count))
+    return trace_of(prompts, times, outputs, draw(st.integers(1, 3)))
+
+
+def per_token(seconds: float) -> PrefillModel:
+    return PrefillModel(name="by hand", floor=0, fixed=0, per_token=seconds, per_pair=0)
+
+
+class Audited(_Server):
+    """Recounts everything after every event."""
+
+    def __init__(
+        self, trace: Trace, page: int, capacity: int, server: ServingSettings, **options: Any
+    ) -> None:
+        keys = trace.page_keys(page)
+        always_free = options.pop("always_free", False)
+        prefill = options.pop("prefill", per_token(0.1))
+        settings = Settings(**{"policy": "lru", **options})
+        store = PrefixStore(
+            MODEL, capacity, settings, Deployment(page_size=page), page_bytes=keys.bytes_per_page
+        )
+        super().__init__(trace, keys, store, prefill, server, always_free, None)
+        self.attempts = 0
+
+    def start(self, index: int, now: float, *, alone: bool) -> bool:
+        self.attempts += 1
+        assert alone == (not self.running)
+        before = self.store.oversized
+        started = super().start(index, now, alone=alone)
+        if self.store.oversized > before:
+            assert alone
+            assert len(self.running) == 1
+        self.recount()
+        return started
+
+    def finish(self, run: _Running) -> None:
+        super().finish(run)
+        self.recount()
+
+    def recount(self) -> None:
+        store, tree = self.store, self.store.tree
+        nodes = list(tree.walk())
+        cached = sum(node.tokens for node in nodes if node.parent is not None)
+        held = sum(run.held for run in self.running)
+        assert (tree.cached, store.held) == (cached, held)
+        assert store.free >= 0
+        assert store.free + cached + held == store.capacity
+        wanted: dict[int, int] = {}
+        for run in self.running:
+            node: Node | None = run.node
+            while node is not None and node.parent is not None:
+                wanted[node.serial] = node.tokens
+                node = node.parent
+        assert {node.serial for node in nodes if node.locks and node.parent is not None} == set(wanted)
+        assert tree.protected == sum(wanted.values())
+        assert store.free >= self.reserve or not tree.evictable
+        assert len(self.running) <= self.settings.concurrency
+
+
+@given(
+    trace=traces(),
+    page=st.integers(1, 3),
+    pages=st.integers(1, 12),
+    concurrency=st.integers(1, 5),
+    policy=st.sampled_from(sorted(BUILTIN)),
+    headroom=st.sampled_from([0.0, 0.3]),
+    always_free=st.booleans(),
+    spread=st.booleans(),
+)
+def test_no_slot_is_lost_and_no_lock_is_left(
+    trace: Trace,
+    page: int,
+    pages: int,
+    concurrency: int,
+    policy: str,
+    headroom: float,
+    always_free: bool,
+    spread: bool,
+) -> None:
+    server = ServingSettings(concurrency=concurrency, decode_seconds=0.5, spread_bursts=spread)
+    audited = Audited(
+        trace, page, pages * page, server, policy=policy, headroom=headroom, always_free=always_free
+    )
+    outcome = audited.run()
+    tree = audited.store.tree
+    assert not audited.running
+    assert (audited.store.held, tree.protected) == (0, 0)
+    assert not any(node.locks for node in tree.walk())
+    total = -(-(trace.input_tokens + trace.output_tokens) // page) * page
+    assert outcome.oversized == np.count_nonzero(total > pages * page)
+    # The last prompt token is always computed, whole pages are found, and a prefill is waited for.
+    assert (outcome.matched <= np.maximum(trace.input_tokens - 1, 0) // page * page).all()
+    assert (outcome.matched % page == 0).all()
+    assert outcome.ttft is not None
+    assert (outcome.ttft >= 0.1 * (trace.input_tokens - outcome.matched) - 1e-9).all()
+    assert (outcome.fallbacks, outcome.clamped) == (0, 0)
+
+
+@given(trace=traces(), page=st.integers(1, 3))
+def test_one_at_a_time_without_a_limit_is_the_plain_mode_but_for_the_last_token(
+    trace: Trace, page: int
+) -> None:
+    simulator = Simulator(trace, MODEL, Deployment(page_size=page))
+    settings = Settings(policy="lru")
+    plain = simulator.outcome(settings, None, tree=True)
+    served = simulator.outcome(settings, None, serving=ServingSettings(concurrency=1))
+    most = np.maximum(trace.input_tokens - 1, 0) // page * page
+    assert served.matched.tolist() == np.minimum(plain.matched, most).tolist()
+    assert (served.evicted, served.oversized) == (0, 0)
+
+
+def test_waiting_for_the_prefill_in_front_and_for_a_place() -> None:
+    a, b, c = [1, 2, 3, 4], [11, 12, 13, 14, 15, 16, 17, 18], list(range(21, 33))
+    trace = trace_of([a, b, a, c], [0, 0, 0.5, 10], [7, 3, 1, 1])
+    server = ServingSettings(concurrency=2, decode_seconds=1, spread_bursts=False)
+    outcome = Audited(trace, 1, 1000, server, prefill=per_token(0.25)).run()
+    assert outcome.ttft is not None
+    # a: prefill 0 to 1, ends at 7. b: 1 to 3, ends at 5. a again: has its place at 5, computes one token.
+    # c: nobody in front of it.
+    assert outcome.ttft.tolist() == pytest.approx([1, 3, 5.25 - 0.5, 3])
+    assert outcome.matched.tolist() == [0, 0, 3, 0]
+
+
+def test_waiting_for_slots() -> None:
+    trace = trace_of([[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4]], [0, 0, 0], [4, 1, 1])
+    server = ServingSettings(decode_seconds=1, spread_bursts=False)
+    outcome = Audited(trace, 1, 10, server, prefill=per_token(0.25)).run()
+    assert outcome.ttft is not None
+    # The first holds 8 of 10 slots until 4. The second needs 5 and, at 5, so does the third, less the 3 it
+    # finds; first come, first served, though the third would have fitted at 1.
+    assert outcome.ttft.tolist() == pytest.approx([1, 5, 5.25])
+    assert outcome.matched.tolist() == [0, 0, 3]
+    assert outcome.oversized == 0
+
+
+def test_a_waiting_head_counts_its_use_once() -> None:
+    long, other, head = [1, 2, 3], [5, 6], [1, 2, 3, 4]
+    trace = trace_of([long, other, head], [0, 0, 0], [4, 6, 8])
+    server = ServingSettings(decode_seconds=1, spread_bursts=False)
+    audited = Audited(trace, 1, 16, server, prefill=per_token(0.25))
+    audited.run()
+    assert audited.attempts > 3, "the head did not have to wait"
+    uses = {bytes(node.key): node.uses for node in audited.store.tree.walk() if node.parent is not None}
+    assert sorted(uses.values()) == [1, 1, 2]  # the shared prefix by two requests, and two tails by one
+    assert audited.store.tree.clock.requests == 3
+
+
+def test_a_request_larger_than_the_pool_runs_alone_and_caches_its_head() -> None:
+    trace = trace_of([[1, 2], [3, 4, 5, 6, 7, 8, 9], [3, 4, 5, 6, 7]], [0, 0, 0], [3, 1, 1])
+    server = ServingSettings(decode_seconds=1, spread_bursts=False)
+    outcome = Audited(trace, 1, 6, server, prefill=per_token(1)).run()
+    assert outcome.ttft is not None
+    # Alone from 4, when the first has ended, to 11; the third computes its last token.
+    assert outcome.ttft.tolist() == pytest.approx([2, 11, 12])
+    assert outcome.oversized == 1
+    assert outcome.matched.tolist() == [0, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("spread", "rate", "ttft"),
+    [(False, 1.0, [1, 2, 1]), (True, 1.0, [1, 1, 1]), (True, 4.0, [1, 1.5, 2]), (False, 0.5, [1, 2, 1])],
+)
+def test_bursts_are_spread_and_arrivals_sped_up(spread: bool, rate: float, ttft: list[float]) -> None:
+    trace = trace_of([[1, 2], [3, 4], [5, 6]], [0, 0, 4], [1, 1, 1])
+    outcome = Audited(
+        trace, 1, 100, ServingSettings(spread_bursts=spread, rate=rate), prefill=per_token(0.5)
+    ).run()
+    assert outcome.ttft is not None
+    assert outcome.ttft.tolist() == pytest.approx(ttft)
+
+
+def test_a_burst_at_one_time_only_stays_a_burst() -> None:
+    trace = trace_of([[1], [2]], [5, 5], [1, 1])
+    outcome = Audited(trace, 1, 100, ServingSettings(), prefill=per_token(1)).run()
+    assert outcome.ttft is not None
+    assert outcome.ttft.tolist() == pytest.approx([1, 2])
+
+
+def test_requests_finish_in_the_order_of_their_ends_and_progress_tells_of_all() -> None:
+    trace = trace_of([[i] for i in range(600)], list(range(600)), [5] + [2] * 599)
+    keys = trace.page_keys(1)
+    store = PrefixStore(
+        MODEL, 2000, Settings(policy="lru"), Deployment(page_size=1), page_bytes=keys.bytes_per_page
+    )
+    ended: list[tuple[int, int]] = []
+    heard: list[int] = []
+
+    def finish(request: RequestRecord, info: RequestInfo) -> None:
+        ended.append((request.number, info.output_tokens or 0))
+
+    store.guard.finish = finish
+    serve(
+        trace,
+        keys,
+        store,
+        per_token(0.1),
+        ServingSettings(decode_seconds=1.05, spread_bursts=False),
+        progress=heard.append,
+    )
+    assert sum(heard) == len(trace)
+    # The first ends at 4.3 s, between the fourth, at 4.15, and the fifth, at 5.15.
+    assert ended[:6] == [(2, 2), (3, 2), (4, 2), (1, 5), (5, 2), (6, 2)]
+    assert [number for number, _ in ended[4:]] == list(range(5, 601))
+
+
+def test_an_empty_trace_is_served() -> None:
+    outcome = Audited(trace_of([], [], []), 1, 4, ServingSettings()).run()
+    assert outcome.matched.size == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("concurrency", 0), ("decode_seconds", -1), ("decode_seconds", float("nan")), ("rate", 0)],
+)
+def test_wrong_settings_are_named(field: str, value: float) -> None:
+    with pytest.raises(SettingsError, match=field):
+        read_settings(ServingSettings, {field: value})
