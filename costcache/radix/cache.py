@@ -369,9 +369,9 @@ class RadixCache:
                 taken = self._pool.allocate(added)
                 added = 0 if taken is None else taken.size
             else:
-                taken = given[matched:whole].copy()
+                taken = given[matched:whole]
             if taken is not None and added:
-                self._pool.cache(taken)
+                taken = self._pool.cache(taken)
                 start = matched // page_size * tree.page_bytes
                 stop = start + added // page_size * tree.page_bytes
                 node = tree.append(node, key[start:stop], taken, record, priority)
@@ -547,6 +547,8 @@ class RadixCache:
         return given
 
     def _out(self, slots: NDArray[np.int64]) -> Any:
+        if not slots.flags.writeable:
+            slots = slots.copy()  # a part of the pool's own array
         if self._device is None:
             return slots
         import torch

@@ -29,6 +29,9 @@ class SlotPool:
         # FREE, HELD or, for a cached slot, the position that it was cached at: any int from 0 up.
         self._state: NDArray[np.int32] = np.empty(self.capacity, np.int32)
         self._positions = np.arange(self.capacity, dtype=np.int32)
+        # Slots in a row are kept as a part of this one array: nothing to copy, and nobody can write to it.
+        self._all: NDArray[np.int64] = np.arange(self.capacity)
+        self._all.flags.writeable = False
         self._offsets = np.arange(page_size)
         self.free = self.capacity
         self.cached = 0
@@ -70,15 +73,30 @@ class SlotPool:
         self.free -= slots.size
         return slots
 
-    def cache(self, slots: NDArray[np.int64]) -> None:
+    def cache(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move held or free slots into the cache.
+
+        Returns:
+            The same slots in an array that the caller of this method does not share.
 
         Raises:
             ValueError: A slot is out of range, cached already, or named twice. Nothing changes.
         """
         size, state = slots.size, self._state
         if not size:
-            return
+            return slots.copy()
+        first = int(slots[0])
+        if (
+            0 <= first <= self.capacity - size
+            and int(slots[-1]) == first + size - 1
+            and bool((slots[1:] > slots[:-1]).all())
+        ):
+            own, row = self._all[first : first + size], state[first : first + size]
+            highest = row.max()
+            if highest < 0:
+                self._count(row, highest)
+                row.fill(0)
+                return own
         if size > self.capacity:
             raise ValueError(f"there are {size} slots, and the pool has {self.capacity}")
         try:
@@ -97,10 +115,20 @@ class SlotPool:
             state[slots] = before
             values, counts = np.unique(slots, return_counts=True)
             raise ValueError(f"slot {values[counts > 1][0]} is named twice in one insert")
-        named = 0 if highest == HELD else int(np.count_nonzero(before == FREE))
+        self._count(before, highest)
+        return slots.copy()
+
+    def _count(self, before: NDArray[np.int32], highest: np.int32) -> None:
+        """Count slots that are cached from now on, by what they were before: held or free."""
+        if highest == HELD:
+            named = 0
+        elif before.min() == FREE:
+            named = before.size
+        else:
+            named = int(np.count_nonzero(before == FREE))
         self._stale |= named > 0
         self.free -= named
-        self.cached += size
+        self.cached += before.size
 
     def release(self, slots: NDArray[np.int64]) -> None:
         """Free held slots.
@@ -146,7 +174,7 @@ class SlotPool:
 
     def _push(self, pages: NDArray[np.int64]) -> None:
         stop = self._top + pages.size
-        self._stack[self._top : stop] = pages
+        self._stack[self._top : stop] = pages[::-1]  # on top the first, so that rows are given out as rows
         self._top = stop
 
     def _sweep(self) -> None:
