@@ -17,6 +17,7 @@ COMMANDS = {
     "plan": "Say how many tokens a memory budget can cache.",
     "plugins": "List plugins and policies, and what failed to load.",
     "simulate": "Replay a trace under many policies and capacities.",
+    "trace": "Look at trace files, and convert them.",
     "workload": "Generate a workload and write it as a trace.",
 }
 """Each command lives in the module of its name."""
