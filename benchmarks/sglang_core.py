@@ -4,8 +4,10 @@
 
 It needs SGLang (see CONTRIBUTING.md, ``make test-sglang``) and builds its real pools, allocators and caches
 on CPU. All caches of a comparison exist at once and take turns, so that a machine that is disturbed is so
-for all of them: a ratio is the median over the turns. Before each evict a leaf is touched and a new
-one of 64 tokens inserted. A request is a real ``Req``: match, lock, insert of what it matched, unlock.
+for all of them: a ratio is the median over the turns. For each evict a leaf was touched and a new one
+of 64 tokens inserted: five of each before five evicts one after another, and one before an evict "between
+requests", which finds the processor's caches cold. A request has a real ``Req``: match, lock, insert,
+unlock; the insert is of what it matched, or of a leaf more.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from _report import calibrate, check, load
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAF = 64
+BURST = 5
 CACHES = ("radix", "python", "rust", "costcache python", "costcache rust")
 TITLES = {
     "radix": "RadixCache",
@@ -119,9 +122,10 @@ class Full:
     """A cache of many leaves of 64 tokens, with some room."""
 
     def __init__(self, name: str, page_size: int, leaves: int, room: int) -> None:
-        from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 
-        self.insert_params = InsertParams
+        self.insert_params, self.match_params = InsertParams, MatchPrefixParams
+        self.one_token = EvictParams(num_tokens=1)
         self.cache = build(name, page_size, (leaves + room) * LEAF)
         self.allocator = self.cache.token_to_kv_pool_allocator
         self.leaves = 0
@@ -136,36 +140,43 @@ class Full:
         self.cache.insert(self.insert_params(key=key(tokens), value=slots))
         self.leaves += 1
 
-    def turn(self) -> float:
-        """A touch, an insert, and a timed evict of one token."""
-        from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
-
+    def grow(self) -> None:
+        """Touch a leaf and insert a new one."""
         number = self.rng.randrange(self.leaves)
-        self.cache.match_prefix(MatchPrefixParams(key=key(range(number * 1000, number * 1000 + LEAF))))
+        self.cache.match_prefix(self.match_params(key=key(range(number * 1000, number * 1000 + LEAF))))
         self.insert(self.allocator.alloc(LEAF))
-        params, before = EvictParams(num_tokens=1), self.allocator.available_size()
+
+    def evict(self) -> float:
+        """A timed evict of one token."""
+        params, before = self.one_token, self.allocator.available_size()
         taken = timed(lambda: self.cache.evict(params))
         check(0 < self.allocator.available_size() - before <= LEAF, "an evict of one leaf or less")
         return taken
 
 
-def evict(page_size: int, leaves: int, turns: int) -> Row:
-    """Evict of one token at a number of leaves."""
-    row = Row(f"evict 1 token, {leaves:,} leaves, page {page_size}")
-    caches = {name: Full(name, page_size, leaves, turns + 100) for name in CACHES}
+def evict(page_size: int, leaves: int, turns: int) -> list[Row]:
+    """Evict of one token at a number of leaves: one after another, and one between requests."""
+    where = f"{leaves:,} leaves, page {page_size}"
+    rows = Row(f"evict 1 token, {where}"), Row(f"evict 1 token between requests, {where}")
+    caches = {name: Full(name, page_size, leaves, turns * (BURST + 1) + 100) for name in CACHES}
     for full in caches.values():
+        check(full.leaves == leaves, f"{leaves} leaves")
         for _ in range(3):
-            full.turn()  # the first evict also pays for what the many inserts left behind
+            full.grow()
+            full.evict()  # the first one also pays for what the many inserts left behind
     gc.collect()
     gc.freeze()  # as SGLang's scheduler does after its start
-    for name, full in caches.items():
-        row.turns[name] = []
-        check(full.leaves == leaves + 3, f"{leaves} leaves")
+    for row in rows:
+        row.turns.update({name: [] for name in caches})
     for _ in range(turns):
         for name, full in caches.items():
-            row.turns[name].append(full.turn())
+            full.grow()
+            rows[1].turns[name].append(full.evict())
+            for _ in range(BURST):
+                full.grow()
+            rows[0].turns[name].append(statistics.median([full.evict() for _ in range(BURST)]))
     gc.unfreeze()
-    return row
+    return list(rows)
 
 
 # ---- match and request ------------------------------------------------------------------------
@@ -174,11 +185,11 @@ def evict(page_size: int, leaves: int, turns: int) -> Row:
 class Line:
     """A cache with one path of several nodes, and requests for it."""
 
-    def __init__(self, name: str, page_size: int, tokens: int, nodes: int) -> None:
+    def __init__(self, name: str, page_size: int, tokens: int, nodes: int, room: int) -> None:
         import torch
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 
-        cache = self.cache = build(name, page_size, tokens * 2 + 900 * LEAF)
+        cache = self.cache = build(name, page_size, tokens + room * LEAF)
         self.allocator = cache.token_to_kv_pool_allocator
         self.tokens = [10**7 + i for i in range(tokens)]
         self.page_size = page_size
@@ -243,7 +254,7 @@ class Line:
 def walk(page_size: int, tokens: int, nodes: int, turns: int, repeats: int) -> list[Row]:
     """Match, whole request, and whole request with a new leaf, on one path."""
     where = f"{tokens:,} tokens on {nodes} nodes, page {page_size}"
-    paths = {name: Line(name, page_size, tokens, nodes) for name in CACHES}
+    paths = {name: Line(name, page_size, tokens, nodes, turns * repeats) for name in CACHES}
     gc.collect()
     gc.freeze()
     rows = []
@@ -274,7 +285,7 @@ def demands(rows: dict[str, Row]) -> list[Demand]:
     for name, row in rows.items():
         for ours, stock in (("costcache python", "python"), ("costcache rust", "rust")):
             what = f"{TITLES[ours]}: {name}"
-            if name.startswith("evict 1 token, 100,000"):
+            if name.startswith("evict 1 token") and "100,000" in name:
                 least = 10.0 if name.endswith("page 1") else 20.0
                 found.append(
                     Demand(
@@ -372,14 +383,14 @@ def main() -> None:
     options = parser.parse_args()
     before, loops = load(), [calibrate()]
     prepare()
-    turns = 15 if options.quick else 41
+    turns = 9 if options.quick else 25
     rows: list[Row] = []
     for page_size in (1, 64):
         for tokens, nodes in ((2048, 8), (8192, 50)):
             rows += walk(page_size, tokens, nodes, turns, 20)
             loops.append(calibrate())
         for leaves in (1000, 10_000) if options.quick else (1000, 10_000, 100_000):
-            rows.append(evict(page_size, leaves, turns))
+            rows += evict(page_size, leaves, turns)
             loops.append(calibrate())
     held = demands({row.name: row for row in rows})
     show(options.form, rows, held, machine(before, loops))

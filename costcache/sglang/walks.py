@@ -1,4 +1,4 @@
-"""Fast match, lock and insert walks for SGLang's Python tree core.
+"""Fast match, lock, insert and removal for SGLang's Python tree core.
 
 They serve trees with FULL attention alone on the device: no HiCache, no storage, no external linker. There
 each node has its KV on the device, so a walk compares keys and nothing else. Every other tree, and
@@ -26,7 +26,10 @@ from sglang.srt.mem_cache.unified_cache.cache_action import FreeDeviceKV
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import get_and_increase_time_counter
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
-from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import InsertStepResult
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
+    EvictDeviceLeafResult,
+    InsertStepResult,
+)
 
 __all__ = ["FastWalks"]
 
@@ -43,8 +46,8 @@ class FastWalks(UnifiedTreeCore):
     Every node of a tree that they know has two more attributes: ``edge``, what it is found by in its
     parent, and ``edges``, its children by theirs.
 
-    A subclass hears of walks through three methods that do nothing here: :meth:`path_walked`,
-    :meth:`nodes_locked` and :meth:`nodes_unlocked`.
+    A subclass hears of them through four methods that do nothing here: :meth:`path_walked`,
+    :meth:`nodes_locked`, :meth:`nodes_unlocked` and :meth:`leaf_removed`.
     """
 
     # ---- what a subclass may override ------------------------------------------------------
@@ -61,6 +64,9 @@ class FastWalks(UnifiedTreeCore):
 
     def nodes_unlocked(self, nodes: list[Any]) -> None:
         """A fast walk took the last lock of these nodes; deepest first."""
+
+    def leaf_removed(self, node: Any) -> None:
+        """A leaf was taken out of the tree in the fast way; ``node.parent`` is still its parent."""
 
     # ---- the walks -------------------------------------------------------------------------
 
@@ -193,6 +199,29 @@ class FastWalks(UnifiedTreeCore):
                 self.evictable_device_leaves.add(first)
             self.nodes_unlocked(freed)
         return DecLockRefResult()
+
+    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
+        """Take a leaf out of the tree and hand out its slots."""
+        node = self._node_arena[node_id]
+        if node not in self.evictable_device_leaves or not self.has_fast_walks:
+            return super().evict_device_leaf(node_id, is_write_back)
+        self.kv_events.record_remove(node)
+        parent = node.parent
+        self.evictable_device_leaves.discard(node)
+        self._remove_leaf_from_parent(node)
+        if not parent.children and not parent.component_data[FULL].lock_ref and parent is not self.root_node:
+            self.evictable_device_leaves.add(parent)
+        result = self._freed(node.component_data[FULL].value)
+        self.leaf_removed(node)
+        return result
+
+    def _freed(self, slots: Any) -> Any:
+        """What one eviction step frees: these slots, which nobody has locked."""
+        tokens = slots.shape[0]
+        self.component_evictable_size_[FULL] -= tokens
+        return EvictDeviceLeafResult(
+            device_frees={FULL: [slots]}, host_frees={}, tracker={FULL: tokens}, unbacked_tokens=tokens
+        )
 
     def _knows(self, key: Any) -> bool:
         ids = key.token_ids
