@@ -1,6 +1,6 @@
 # Every target sets up what it needs in .venv: a fresh machine needs make and Python >= 3.11 only.
 #
-#   make demo    replay a generated workload under four policies and print the table
+#   make demo    replay a generated workload under four policies; ends with a table and a report
 #   make test    format, lint, types, import contracts and tests
 #   make test-sglang  the adapter's tests, on real SGLang classes and Engines on the CPU
 #   make dist    wheels and sdists of the four distributions in dist/
@@ -40,7 +40,7 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.program: $(VENV)/.python $(PYPROJECTS)
-	$(BIN)/pip install --quiet -e . $(EDITABLE)
+	$(BIN)/pip install --quiet -e '.[report]' $(EDITABLE)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.python $(PYPROJECTS) Makefile
@@ -56,7 +56,7 @@ demo: $(VENV)/.program
 	@mkdir -p build
 	$(BIN)/costcache workload chat --out build/demo.jsonl --requests $(DEMO_REQUESTS)
 	$(BIN)/costcache simulate build/demo.jsonl --model deepseek-v3 \
-		--policy costcache,lru,lfu,slru --capacity 5%,10%,20%
+		--policy costcache,lru,lfu,slru,optimum --capacity 5%,10%,20% --report build/report.html
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

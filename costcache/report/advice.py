@@ -59,7 +59,7 @@ def advise(material: Material) -> Advice:
     lru = _by_capacity(material, "lru").get(run.capacity)
     reasons = [why, how_much]
     if lru is not None and policy != "lru":
-        reasons.append(_won(material, chosen, lru))
+        reasons.append(_won(chosen, lru))
     else:
         reasons.append(
             f"There it finds {share(run.token_hit_rate)} of the prompt tokens in the cache and saves "
@@ -124,9 +124,8 @@ def _capacity(material: Material, policy: str) -> tuple[Replay, str]:
     chosen = (enough or replays)[0 if enough else -1]
     found = chosen.run.token_hit_rate / ceiling if ceiling else 0.0
     if not ceiling:
-        return replays[
-            0
-        ], "No prompt begins like an earlier one for a whole page: a cache of any size finds nothing."
+        nothing = "No prompt begins like an earlier one for a whole page: a cache of any size finds nothing."
+        return replays[0], nothing
     if enough:
         text = (
             f"The pool of {chosen.run.capacity} is the smallest replayed one that finds at least "
@@ -136,8 +135,9 @@ def _capacity(material: Material, policy: str) -> tuple[Replay, str]:
         before = replays[-2]
         gain = chosen.run.token_hit_rate - before.run.token_hit_rate
         text = (
-            f"Take as much memory as you can: the largest replayed pool, {chosen.run.capacity}, still finds only "
-            f"{share(found, 0)} of what an unlimited one would, and it gained {points(gain)} over {before.run.capacity}."
+            f"Take as much memory as you can: the largest replayed pool, {chosen.run.capacity}, finds "
+            f"{share(found, 0)} of what an unlimited one would ({points(gain)} of token hit rate "
+            f"against the pool of {before.run.capacity})."
         )
     else:
         text = (
@@ -147,21 +147,22 @@ def _capacity(material: Material, policy: str) -> tuple[Replay, str]:
     return chosen, text
 
 
-def _won(material: Material, chosen: Replay, lru: Replay) -> str:
+def _won(chosen: Replay, lru: Replay) -> str:
     run, base = chosen.run, lru.run
     gain = run.token_hit_rate - base.token_hit_rate
     closed = (
         ""
         if chosen.gap_closed is None
-        else (f", {share(chosen.gap_closed, 0)} of the way from LRU to the best that is possible")
+        else f", {share(chosen.gap_closed, 0)} of the way from LRU to the best that is possible"
     )
     mean = (run.ttft_mean - base.ttft_mean) / base.ttft_mean if base.ttft_mean else 0.0
     slower = "longer" if mean > 0 else "shorter"
     return (
         f"Against LRU with the same pool: {share(run.token_hit_rate)} of the prompt tokens found instead of "
-        f"{share(base.token_hit_rate)} ({points(gain)}{closed}), {share(run.flops_saved_rate)} of the prefill "
-        f"compute saved instead of {share(base.flops_saved_rate)}, and a mean time to first token that is "
-        f"{share(abs(mean), 0)} {slower} ({seconds(run.ttft_mean)} instead of {seconds(base.ttft_mean)})."
+        f"{share(base.token_hit_rate)} ({points(gain)}{closed}), {share(run.flops_saved_rate)} of the "
+        f"prefill compute saved instead of {share(base.flops_saved_rate)}, and a mean time to first token "
+        f"that is {share(abs(mean), 0)} {slower} ({seconds(run.ttft_mean)} instead of "
+        f"{seconds(base.ttft_mean)})."
     )
 
 
@@ -220,21 +221,35 @@ def _losses(material: Material, policy: str) -> tuple[str, ...]:
 
 def _caveats(material: Material) -> tuple[str, ...]:
     mode = (
-        "The replay has a queue, held memory and output, but decoding and batching are a simple model of a server."
+        "The replay has a queue, held memory and output, but its decoding and batching are a simple model of "
+        "a server's. The line of a pool without limit counts prompts alone: a server that finds generated "
+        "tokens again can exceed it."
         if material.serving
-        else "Requests were replayed one at a time: memory that running requests hold and queueing are left out, "
-        "so a server needs a larger pool than this for the same hits, and its times are longer."
+        else "Requests were replayed one at a time: queueing and the memory that running requests hold are "
+        "left out, so a server needs a larger pool than this for the same hits, and its times are longer."
     )
     caveats = [
-        "This is one trace. Another day's or another application's traffic can reverse the order of the "
-        "policies: replay yours before you change a server.",
+        (
+            "This is one trace. Another day's or another application's traffic can reverse the order of the "
+            "policies: replay yours before you change a server."
+        ),
         mode,
         f"Times to first token are calculated, not measured here: {material.prefill}.",
     ]
     if any(r.run.oversized_requests for r in material.replays):
         caveats.append(
             "Some requests are longer than the smallest pool: only their heads could be kept there. "
-            "A server would refuse them."
+            "A server with that pool would refuse them."
+        )
+    if material.always_free:
+        caveats.append(
+            "The free target was restored after every request, which a server does not do: it evicts when "
+            "it lacks room."
+        )
+    if "lru" in material.policies and not any(r.settings.trim == "off" for r in material.replays):
+        caveats.append(
+            "SGLang's own lru drops whole nodes; the LRU replayed here cuts the last one to the pages "
+            "needed, as costcache:lru does, and may find more. Replay with --trim off to see the difference."
         )
     return tuple(caveats)
 
@@ -248,7 +263,8 @@ def _command(material: Material, chosen: Replay) -> str:
         if key != "policy" and value != Settings.model_fields[key].get_default(call_default_factory=True)
     }
     name = policy if policy == "costcache" else f"costcache:{policy}"
-    if policy == "lru" and not own:
+    if policy == "lru" and own in ({}, {"trim": "off"}):
+        own = {}
         name = "lru"
     parts = ["sglang serve", "--model-path YOUR_MODEL", f"--radix-eviction-policy {name}"]
     if own:

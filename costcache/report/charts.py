@@ -5,9 +5,11 @@ Made of dictionaries, so that the bytes do not depend on the release of plotly t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from costcache.report.advice import seconds
 from costcache.report.style import GRID, INK, MUTED, styles
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def hit_rates(material: Material) -> Figure:
                 marker={"color": INK, "size": 7, "symbol": "star"},
             )
         )
-    for policy in material.policies:
+    for policy in look:
         replays = sorted(_of(material, policy), key=lambda r: material.pool(r.run))
         style = look[policy]
         xs = [material.pool(r.run) for r in replays]
@@ -51,7 +53,7 @@ def hit_rates(material: Material) -> Figure:
                     *zip(*material.lru, strict=True),
                     name=replays[0].label,
                     mode="lines",
-                    line={"color": style.color, "width": 2.5},
+                    line={"color": style.color, "width": style.width},
                 )
             )
             data.append(
@@ -70,16 +72,17 @@ def hit_rates(material: Material) -> Figure:
                 xs,
                 ys,
                 name=replays[0].label,
-                line={"color": style.color, "width": 2.5, "dash": style.dash},
+                line={"color": style.color, "width": style.width, "dash": style.dash},
                 marker={"color": style.color, "size": 9, "symbol": style.symbol},
             )
         )
     layout = _layout(
-        "Tokens in the pool (each step to the right is a larger pool)",
+        "Tokens in the pool",
         "Prompt tokens found in the cache",
         height=460,
     )
-    layout["xaxis"] |= {"type": "log", "dtick": "D1" if not _wide(material) else "D2"}
+    pools = [tokens for _, tokens in material.capacities] + [tokens for tokens, _ in material.lru]
+    layout["xaxis"] |= _log_axis(min(pools), max(pools), _count)
     layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
     layout["shapes"] = [_level(material.ceiling)]
     layout["annotations"] = [
@@ -103,7 +106,7 @@ def gap(material: Material) -> Figure | None:
     if not rows:
         return None
     data = _bars(material, lambda r: r.gap_closed, [p for p in material.policies if p != "lru"])
-    layout = _layout("Pool", "Share of the way from LRU to the best possible", height=380)
+    layout = _layout("Pool", "Share won back", height=380)
     layout["xaxis"] |= {"type": "category"}
     layout["yaxis"] |= {"tickformat": ".0%", "zeroline": True, "zerolinecolor": INK, "zerolinewidth": 2}
     layout["barmode"] = "group"
@@ -142,9 +145,10 @@ def first_token_boxes(material: Material) -> Figure:
                 "line": {"width": 1.5},
             }
         )
-    layout = _layout("Pool", "Seconds to the first token", height=400)
+    layout = _layout("Pool", "Time to the first token", height=400)
     layout["xaxis"] |= {"type": "category", "categoryorder": "array", "categoryarray": names}
-    layout["yaxis"] |= {"type": "log", "dtick": "D2", "ticksuffix": " s"}
+    times = [time for r in material.replays if r.online for time in r.ttft]
+    layout["yaxis"] |= _log_axis(min(times), max(times), seconds)
     layout["boxmode"] = "group"
     return {"data": data, "layout": layout}
 
@@ -160,12 +164,13 @@ def first_token_curve(material: Material, advice: Advice) -> Figure:
                 [at / 100 for at in range(len(replay.ttft_curve))],
                 name=replay.label,
                 mode="lines",
-                line={"color": style.color, "width": 2.5, "dash": style.dash},
+                line={"color": style.color, "width": style.width, "dash": style.dash},
             )
         ]
 
-    layout = _layout("Seconds to the first token", "Requests that have it by then", height=420)
-    layout["xaxis"] |= {"type": "log", "dtick": "D2", "ticksuffix": " s"}
+    layout = _layout("Time to the first token", "Requests that have it by then", height=420)
+    times = [time for r in material.replays if r.online for time in r.ttft_curve]
+    layout["xaxis"] |= _log_axis(min(times), max(times), seconds)
     layout["yaxis"] |= {"tickformat": ".0%"}
     return _by_pool(material, advice, traces, layout)
 
@@ -177,7 +182,7 @@ def losses_over_time(material: Material, advice: Advice) -> Figure:
 
     def traces(replay: Replay) -> list[Figure]:
         style = styles(material.policies)[replay.run.policy]
-        line = {"color": style.color, "width": 2, "dash": style.dash}
+        line = {"color": style.color, "width": style.width - 0.5, "dash": style.dash}
         found = [
             _line(bins.starts, replay.regretted, name=replay.label, mode="lines", line=line)
             | {"legendgroup": replay.run.policy}
@@ -298,9 +303,25 @@ def _short(value: float) -> float:
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
-def _wide(material: Material) -> bool:
-    pools = [tokens for tokens, _ in (*material.lru, *material.optimum)] or [1]
-    return max(pools) > 30 * min(pools)
+def _log_axis(low: float, high: float, words: Callable[[float], str]) -> Figure:
+    """A logarithmic axis with ticks at 1, 2 and 5 times each power of ten, in words."""
+    if low <= 0:  # nothing was asked for: there is no logarithm of it
+        return {"rangemode": "tozero"}
+    ticks = [
+        step * 10.0**power
+        for power in range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+        for step in (1, 2, 5)
+    ]
+    if high > 1000 * low:
+        ticks = ticks[::3]
+    return {"type": "log", "tickvals": [_short(t) for t in ticks], "ticktext": [words(t) for t in ticks]}
+
+
+def _count(value: float) -> str:
+    for divisor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= divisor:
+            return f"{value / divisor:g}{unit}"
+    return f"{value:g}"
 
 
 def _level(height: float) -> Figure:

@@ -125,8 +125,9 @@ class Material:
         return self.distinct_tokens if run.capacity_tokens is None else run.capacity_tokens
 
     def at(self, capacity: str) -> list[Replay]:
-        """The replays at a capacity that a server could run."""
-        return [r for r in self.replays if r.run.capacity == capacity and r.online]
+        """The replays at a capacity that a server could run, LRU first."""
+        found = [r for r in self.replays if r.run.capacity == capacity and r.online]
+        return sorted(found, key=lambda r: r.run.policy != "lru")
 
     @property
     def policies(self) -> list[str]:

@@ -24,18 +24,19 @@ body { margin: 0; background: #f6f7f9; color: #1f2328; font: 16px/1.55 system-ui
 main { max-width: 1080px; margin: 0 auto; padding: 24px 20px 64px; }
 h1 { font-size: 28px; line-height: 1.25; margin: 8px 0 4px; }
 h2 { font-size: 21px; margin: 0 0 4px; }
-section { background: #fff; border: 1px solid #e5e7eb; border-radius: 8px; padding: 20px 24px; margin: 20px 0; }
+section { background: #fff; border: 1px solid #e5e7eb; border-radius: 8px; padding: 20px 24px;
+  margin: 20px 0; }
 section.advice { border: 2px solid #0072b2; }
 p { margin: 6px 0 10px; max-width: 80ch; }
 .lead { color: #4b5563; }
 .headline { font-size: 20px; font-weight: 600; }
 ul { padding-left: 22px; margin: 6px 0 12px; }
 li { margin: 4px 0; max-width: 90ch; }
-pre { background: #f3f4f6; border: 1px solid #e5e7eb; border-radius: 6px; padding: 12px 14px; overflow-x: auto;
-  font: 14px/1.5 ui-monospace, monospace; }
+pre { background: #f3f4f6; border: 1px solid #e5e7eb; border-radius: 6px; padding: 12px 14px;
+  overflow-x: auto; font: 14px/1.5 ui-monospace, monospace; }
 table { border-collapse: collapse; font-size: 14px; width: 100%; }
-th, td { padding: 5px 10px; border-bottom: 1px solid #e5e7eb; text-align: right; white-space: nowrap; }
-th { background: #f3f4f6; }
+th, td { padding: 5px 8px; border-bottom: 1px solid #e5e7eb; text-align: right; white-space: nowrap; }
+th { background: #f3f4f6; white-space: normal; vertical-align: bottom; }
 th.text, td.text { text-align: left; }
 tr.first td { border-top: 2px solid #9ca3af; }
 .scroll { overflow-x: auto; }
@@ -125,8 +126,10 @@ def _advice(advice: Advice) -> str:
     if advice.command:
         parts += [
             f"<pre>{escape(advice.command)}</pre>",
-            "<p>SGLang sizes the pool itself where --max-total-tokens is left out: raise or lower "
-            "--mem-fraction-static until its log shows about this many tokens.</p>",
+            (
+                "<p>SGLang sizes the pool itself where --max-total-tokens is left out: raise or lower "
+                "--mem-fraction-static until its log shows about this many tokens.</p>"
+            ),
         ]
     if advice.losses:
         parts += ["<h3>Where it loses</h3>", _list(advice.losses)]
@@ -147,7 +150,8 @@ def _replayed(material: Material) -> str:
         f"{material.input_tokens:,} prompt tokens",
         "Model": f"{material.model}, {', '.join([*ways, 'KV cache in ' + str(served['kv_dtype'])])}; "
         f"a cached token holds {each}",
-        "Pages": f"{material.page_size:,} tokens each; {material.distinct_tokens:,} tokens in distinct whole pages"
+        "Pages": f"{material.page_size:,} tokens each; "
+        f"{material.distinct_tokens:,} tokens in distinct whole pages"
         + (f", {size(material.distinct_tokens * material.token_bytes)}" if material.token_bytes else ""),
         "Most that can be found": f"{share(material.ceiling)} of the prompt tokens, by a pool without limit",
         "Policies": ", ".join(dict.fromkeys(r.label for r in material.replays)),
@@ -194,7 +198,7 @@ def _charts(material: Material, advice: Advice, figures: dict[str, Figure]) -> l
             section(
                 "gap-closed",
                 "How much of what LRU misses does each policy win back?",
-                "0 % is LRU, 100 % the best possible policy, which knows the future. Below zero is worse than LRU.",
+                "0 % is LRU, 100 % the best possible, which knows the future. Below 0 % is worse than LRU.",
                 closed,
             )
         )
@@ -214,24 +218,20 @@ def _charts(material: Material, advice: Advice, figures: dict[str, Figure]) -> l
         section(
             "regret",
             "What was thrown out, and when was it missed?",
-            "Regretted tokens are prompt tokens that an earlier request had brought and that were gone when they "
-            "were asked for again. Lower is better. Evicted tokens are what made room for new ones. "
-            f"Each point is a {_nth(material)} of the trace.",
+            "Regretted tokens are prompt tokens that an earlier request had brought and that were gone when "
+            "they were asked for again. Lower is better. Evicted tokens are what made room for new ones. "
+            f"Each point sums one of {len(material.bins.starts)} equal spans of the trace.",
             charts.losses_over_time(material, advice),
         ),
         section(
             "flops",
             "How much prefill compute is saved?",
-            "Higher is better. A token deep in a long prompt costs more to compute than one at its start, so this "
-            "may differ from the share of tokens found.",
+            "Higher is better. A token deep in a long prompt costs more to compute than one at its start, so "
+            "this may differ from the share of tokens found.",
             charts.flops(material),
         ),
     ]
     return parts
-
-
-def _nth(material: Material) -> str:
-    return f"{len(material.bins.starts)}th"
 
 
 def _table(material: Material) -> str:
@@ -243,8 +243,8 @@ def _table(material: Material) -> str:
         ("Compute saved", False),
         ("Gap closed", False),
         ("First token, mean", False),
-        ("median", False),
-        ("slowest 1 %", False),
+        ("First token, median", False),
+        ("First token, 99 of 100 by", False),
         ("Evicted tokens", False),
         ("Regretted tokens", False),
     )
@@ -272,5 +272,5 @@ def _table(material: Material) -> str:
         opening = '<tr class="first">' if run.capacity != last else "<tr>"
         rows.append(opening + names + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
         last = run.capacity
-    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    return _section("All figures", "", table)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return _section("All figures", "", f'<div class="scroll">{table}</div>')

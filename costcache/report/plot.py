@@ -55,7 +55,7 @@ def write_plot(material: Material, path: Path) -> None:
         axes.axhline(material.ceiling, color=MUTED, linestyle=":", label="pool without limit")
         if material.optimum:
             axes.plot(*zip(*material.optimum, strict=True), "--*", color=INK, label="best possible")
-        for policy in material.policies:
+        for policy in look:
             replays = sorted(
                 (r for r in material.replays if r.run.policy == policy), key=lambda r: material.pool(r.run)
             )
@@ -66,12 +66,18 @@ def write_plot(material: Material, path: Path) -> None:
             axes.plot(
                 *zip(*points, strict=True),
                 color=style.color,
+                linewidth=style.width,
                 marker=marker,
                 linestyle="" if whole else _DASHES[style.dash],
                 label=None if whole else replays[0].label,
             )
             if whole:
-                axes.plot(*zip(*material.lru, strict=True), color=style.color, label=replays[0].label)
+                axes.plot(
+                    *zip(*material.lru, strict=True),
+                    color=style.color,
+                    linewidth=style.width,
+                    label=replays[0].label,
+                )
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens(value)))

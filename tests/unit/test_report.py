@@ -1,0 +1,402 @@
+"""The report: what it says, that it loads nothing, that reruns are equal, and its edges."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from costcache.cli import cli
+from costcache.deployment import Deployment
+from costcache.errors import SettingsError
+from costcache.model import ModelSpec
+from costcache.report import Material, check_outputs, gather, render, write_plot, write_report
+from costcache.report.advice import _losses, advise, points, seconds, share, size
+from costcache.report.charts import first_token_curve, gap, hit_rates, losses_over_time
+from costcache.report.files import write_whole
+from costcache.report.style import styles
+from costcache.settings import Settings
+from costcache.sim.engine import Simulator
+from costcache.sim.serving import ServingSettings
+from costcache.sim.sweep import Cell, outcomes
+from costcache.sim.trace import Trace
+from costcache.sim.traces import write_trace
+from costcache.sim.workloads import generate, workload_settings
+
+plotly = pytest.importorskip("plotly", reason="the report needs the extra 'report'")
+
+POLICIES = ("lru", "slru", "lfu", "optimum", "infinite")
+POOLS = {"5%": 0.05, "20%": 0.2}
+
+
+def chat(requests: int = 300) -> Trace:
+    return generate("chat", workload_settings("chat", {"requests": requests}))
+
+
+def simulator(trace: Trace, *, warmup: int = 0, page: int | None = None) -> Simulator:
+    served = Deployment(page_size=page or trace.block_size)
+    return Simulator(trace, ModelSpec.preset("deepseek-v3"), served, warmup=warmup)
+
+
+def material_of(
+    sim: Simulator,
+    policies: tuple[str, ...] = POLICIES,
+    pools: dict[str, float] | None = None,
+    **settings: Any,
+) -> Material:
+    page = sim.keys.page_size
+    distinct = sim.trace.distinct_pages(page)
+    serving = settings.pop("serving", None)
+    cells = [
+        Cell(
+            Settings(policy=name, **settings),
+            pool,
+            max(1, int(part * distinct)) * page,
+            serving=serving,
+        )
+        for pool, part in (pools or POOLS).items()
+        for name in policies
+    ]
+    return gather(sim, cells, outcomes(sim, cells))
+
+
+@pytest.fixture(scope="module")
+def material() -> Material:
+    return material_of(simulator(chat()))
+
+
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("traces") / "chat.jsonl"
+    write_trace(chat(120), path)
+    return path
+
+
+def figures_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    values: dict[str, Any] = json.loads(found[1])
+    return values
+
+
+def own_text(page: str) -> str:
+    """The page without plotly's code."""
+    from plotly.offline import get_plotlyjs
+
+    assert page.count(get_plotlyjs()) == 1
+    return page.replace(get_plotlyjs(), "")
+
+
+def simulate(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["simulate", "--model", "deepseek-v3", *map(str, arguments)])
+
+
+def test_the_page_shows_every_policy_and_pool(material: Material) -> None:
+    page = render(material)
+    text = own_text(page)
+    for policy in POLICIES:
+        assert f'<td class="text">{policy}</td>' in text
+    for pool in POOLS:
+        assert f'<td class="text">{pool}</td>' in text
+        assert f"pool of {pool}" in text
+    figures = figures_of(page)
+    assert list(figures) == sorted(
+        ("hit-rates", "gap-closed", "ttft-boxes", "ttft-curves", "regret", "flops")
+    )
+    for name, figure in figures.items():
+        assert f'<div id="{name}"' in text
+        shown = {trace["name"] for trace in figure["data"]}
+        assert {"slru", "lfu"} <= shown, name
+    for replay in material.replays:
+        assert share(replay.run.token_hit_rate) in text
+
+
+def test_plotly_knows_every_property_of_the_charts(material: Material) -> None:
+    from plotly import graph_objects
+
+    for figure in figures_of(render(material)).values():
+        graph_objects.Figure(figure)  # raises on an unknown property or a wrong value
+
+
+def test_the_page_loads_nothing(material: Material) -> None:
+    text = own_text(render(material))
+    assert not re.search(r"""(src|href|action)\s*=|@import|url\(""", text)
+    assert "http" not in text.replace("http-equiv", "")
+    assert "default-src 'none'" in text
+    assert 'src="http' not in render(material)
+
+
+def test_charts_hold_the_figures_of_the_runs(material: Material) -> None:
+    figure = hit_rates(material)
+    drawn = {trace["name"]: trace for trace in figure["data"] if trace["mode"] != "lines"}
+    slru = [r.run for r in material.replays if r.run.policy == "slru"]
+    assert drawn["slru"]["x"] == [run.capacity_tokens for run in slru]
+    assert drawn["slru"]["y"] == pytest.approx([run.token_hit_rate for run in slru], rel=1e-5)
+    assert figure["layout"]["shapes"][0]["y0"] == material.ceiling
+    bars = gap(material)
+    assert bars is not None
+    assert {trace["name"] for trace in bars["data"]} == {"slru", "lfu"}
+
+
+def test_the_curve_of_lru_goes_through_its_runs(material: Material) -> None:
+    curve = dict(material.lru)
+    assert len(curve) >= 90
+    rates = list(curve.values())
+    assert rates == sorted(rates)
+    for replay in material.replays:
+        if replay.run.policy == "lru":
+            assert curve[material.pool(replay.run)] == replay.run.token_hit_rate
+    assert rates[-1] == material.ceiling
+
+
+def test_the_curve_of_lru_leaves_the_warm_up_out() -> None:
+    found = material_of(simulator(chat(), warmup=100), ("lru",))
+    curve = dict(found.lru)
+    for replay in found.replays:
+        assert curve[found.pool(replay.run)] == pytest.approx(replay.run.token_hit_rate)
+
+
+def test_an_optimum_that_nobody_asked_for_is_the_ceiling(material: Material) -> None:
+    less = material_of(simulator(chat()), ("lru", "slru"))
+    assert less.optimum == material.optimum
+    assert [r.gap_closed for r in less.replays] == [
+        r.gap_closed for r in material.replays if r.run.policy in ("lru", "slru")
+    ]
+
+
+def test_regretted_tokens_are_what_an_unlimited_pool_finds_beyond(material: Material) -> None:
+    unlimited = material.replays[POLICIES.index("infinite")]
+    assert sum(unlimited.regretted) == 0
+    for replay in material.replays:
+        assert sum(replay.regretted) == unlimited.run.hit_tokens - replay.run.hit_tokens
+
+
+def test_evictions_over_time_sum_to_those_of_the_run(material: Material) -> None:
+    for replay in material.replays:
+        if replay.run.policy == "infinite":
+            continue
+        assert replay.evicted is not None
+        assert sum(replay.evicted) == replay.run.evicted_tokens > 0
+
+
+def test_evictions_that_free_more_than_the_shortfall_are_not_dated() -> None:
+    found = material_of(simulator(chat()), ("lfu",), headroom=0.2, trim="off")
+    assert all(replay.evicted is None for replay in found.replays)
+    figure = losses_over_time(found, advise(found))
+    assert "yaxis2" not in figure["layout"]
+    assert all("yaxis" not in trace for trace in figure["data"])
+
+
+def test_a_chart_by_pool_shows_one_pool_at_a_time(material: Material) -> None:
+    advice = advise(material)
+    assert advice.chosen is not None
+    figure = first_token_curve(material, advice)
+    assert sum(trace["visible"] for trace in figure["data"]) == len(material.policies)
+    (menu,) = figure["layout"]["updatemenus"]
+    assert menu["buttons"][menu["active"]]["label"] == f"pool of {advice.chosen.run.capacity}"
+    for button in menu["buttons"]:
+        assert sum(button["args"][1]) == len(material.policies)
+
+
+def test_the_advice_is_the_best_online_policy_with_its_flags(material: Material) -> None:
+    advice = advise(material)
+    assert advice.chosen is not None
+    means = {
+        name: np.mean([r.run.token_hit_rate for r in material.replays if r.run.policy == name])
+        for name in material.policies
+    }
+    chosen = advice.chosen.run
+    assert chosen.policy == max(means, key=lambda name: means[name])
+    assert f"--radix-eviction-policy costcache:{chosen.policy}" in advice.command
+    assert f"--max-total-tokens {chosen.capacity_tokens}" in advice.command
+    assert f"--page-size {material.page_size}" in advice.command
+    assert chosen.policy in advice.headline
+    assert advice.losses
+    assert any("one trace" in caveat for caveat in advice.caveats)
+    assert any("one at a time" in caveat for caveat in advice.caveats)
+
+
+def test_the_advice_keeps_lru_where_nothing_beats_it() -> None:
+    advice = advise(material_of(simulator(chat()), ("lru", "mru")))
+    assert advice.chosen is not None
+    assert advice.chosen.run.policy == "lru"
+    assert "--radix-eviction-policy lru" in advice.command
+    assert any("keep it" in reason for reason in advice.reasons)
+
+
+def test_settings_that_were_replayed_are_in_the_command() -> None:
+    command = advise(material_of(simulator(chat()), ("slru",), headroom=0.1)).command
+    assert """--radix-eviction-policy-config '{"headroom": 0.1}'""" in command
+
+
+def test_without_lru_the_advice_says_that_the_gain_is_unknown() -> None:
+    advice = advise(material_of(simulator(chat()), ("slru", "mru")))
+    assert any("LRU was not replayed" in loss for loss in advice.losses)
+
+
+def test_a_loss_against_lru_is_named() -> None:
+    found = material_of(simulator(chat()), ("mru", "lru"))
+    lost = _losses(found, "mru")
+    for pool in POOLS:
+        mru, lru = (r.run.token_hit_rate for r in found.replays if r.run.capacity == pool)
+        assert mru < lru
+        assert f"At {pool} it finds less than LRU: {points(mru - lru)} of token hit rate." in lost
+
+
+def test_the_future_alone_is_nothing_to_deploy() -> None:
+    found = material_of(simulator(chat()), ("optimum", "infinite"))
+    assert advise(found).command == ""
+    assert "Nothing to deploy" in render(found)
+
+
+def test_one_pool_and_one_policy_make_a_page() -> None:
+    found = material_of(simulator(chat(40)), ("lru",), {"10%": 0.1})
+    figures = figures_of(render(found))
+    assert "gap-closed" not in figures
+    assert "updatemenus" not in figures["regret"]["layout"]
+
+
+def test_a_trace_without_reuse_makes_a_page() -> None:
+    sizes = np.full(4, 32, np.int64)
+    trace = Trace(
+        "fresh",
+        16,
+        np.zeros(4),
+        sizes,
+        np.ones(4, np.int64),
+        np.arange(8, dtype=np.int64),
+        np.arange(0, 10, 2, dtype=np.int64),
+    )
+    found = material_of(simulator(trace), ("lru", "slru"))
+    assert found.ceiling == 0
+    assert found.bins.unit == "requests"
+    page = render(found)
+    assert "a cache of any size finds nothing" in page
+    assert "NaN" not in own_text(page)
+
+
+def test_a_server_has_no_optimum_beside_it() -> None:
+    found = material_of(simulator(chat(100)), ("lru", "slru"), serving=ServingSettings())
+    assert found.serving
+    assert found.optimum == found.lru == ()
+    text = own_text(render(found))
+    assert "a server with a queue" in text
+    assert "dashed line" not in text
+
+
+def test_names_are_text_and_not_markup() -> None:
+    trace = chat(40)
+    name = '</script><b>"&'
+    named = Trace(**{f: getattr(trace, f) for f in trace.__dataclass_fields__} | {"name": name})
+    text = own_text(render(material_of(simulator(named), ("lru",))))
+    assert "<b>" not in text
+    assert "&lt;b&gt;" in text
+
+
+def test_reruns_in_other_processes_give_the_same_bytes(trace_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs the extra 'plot'")
+    written = []
+    for seed in ("1", "2"):
+        page, picture = tmp_path / f"{seed}.html", tmp_path / f"{seed}.png"
+        command = [sys.executable, "-m", "costcache", "simulate", str(trace_file), "--model", "deepseek-v3"]
+        command += ["--policy", "lru,slru,optimum", "--report", str(page), "--plot", str(picture)]
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.endswith(f"report: {page}\nplot: {picture}\n")
+        written.append((page.read_bytes(), picture.read_bytes()))
+    assert written[0] == written[1]
+    assert written[0][1].startswith(b"\x89PNG")
+
+
+def test_the_table_and_json_are_as_without_a_report(trace_file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    plain, reported = simulate(trace_file), simulate(trace_file, "--report", page)
+    assert reported.exit_code == 0, reported.output
+
+    def untimed(text: str) -> list[str]:
+        return [re.sub(r"\s+[\d,]+$|─+", "", line) for line in text.splitlines()]
+
+    assert untimed(reported.stdout) == [*untimed(plain.stdout), f"report: {page}"]
+    as_json = simulate(trace_file, "--report", page, "--json")
+    assert len(json.loads(as_json.stdout)["runs"]) == 3
+
+
+@pytest.mark.parametrize(("option", "package"), [("report", "plotly"), ("plot", "matplotlib")])
+def test_a_missing_extra_is_named_before_any_replay(
+    option: str, package: str, trace_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else there(name))
+    out = tmp_path / "out.png"
+    result = simulate(trace_file, f"--{option}", out)
+    assert result.exit_code == 1
+    assert f"pip install 'costcache[{option}]'" in result.stderr
+    assert package in result.stderr
+    assert result.stdout == ""
+    assert not out.exists()
+
+
+def test_a_wrong_place_is_refused_before_any_replay(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no folder"):
+        check_outputs(report=tmp_path / "none" / "out.html")
+    with pytest.raises(SettingsError, match="is a folder"):
+        check_outputs(report=tmp_path)
+
+
+def test_a_report_replaces_the_old_one_whole(material: Material, tmp_path: Path) -> None:
+    path = tmp_path / "out.html"
+    path.write_text("old")
+    write_report(material, path)
+    assert path.read_text(encoding="utf-8") == render(material)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.html"
+    path.write_text("old")
+
+    def fail(self: Path, target: Path) -> Path:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(path, b"new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_a_picture_is_drawn_alike_each_time(material: Material, tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs the extra 'plot'")
+    first, second = tmp_path / f"1.{ending}", tmp_path / f"2.{ending}"
+    write_plot(material, first)
+    write_plot(material, second)
+    assert first.read_bytes() == second.read_bytes()
+    with pytest.raises(SettingsError, match=r"\.png"):
+        write_plot(material, tmp_path / "out.gif")
+
+
+def test_policies_look_different_from_each_other() -> None:
+    names = [f"p{i}" for i in range(30)] + ["lru"]
+    looks = styles(names)
+    assert next(iter(looks)) == "lru"
+    assert len({(s.color, s.dash) for s in looks.values()}) == len(names)
+
+
+def test_figures_in_words() -> None:
+    assert share(0.1234) == "12.3 %"
+    assert points(-0.012) == "-1.2 points"
+    assert seconds(0.0314) == "31 ms"
+    assert seconds(12.34) == "12.3 s"
+    assert size(1536) == "1.5 KiB"
+    assert size(5 * 2**40) == "5.0 TiB"
