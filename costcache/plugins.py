@@ -141,7 +141,7 @@ class PluginManager:
         self._sources: dict[str, str] = {}
         self.register(generic, "generic", generic.__name__)
         for name in BUILTIN:
-            module = f"costcache.policies.{name}"
+            module = f"costcache.policies.{name.replace('-', '_')}"
             self.register(importlib.import_module(module), name, module)
 
     def load_entry_points(self) -> None:

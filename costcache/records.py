@@ -144,6 +144,15 @@ class NodeRecord:
         """True for an unlocked leaf: what an order may name as a victim."""
         return not self.live_children and not self.locks and self.parent is not None
 
+    def prefix_hash(self) -> int | None:
+        """A name for what the node holds, by which a policy knows it when it comes back as a new node.
+
+        64 bits made of the whole prefix up to the end of the node's first page: the same in every
+        process, and untouched by the splits and trims of the nodes in front of it. None in a cache
+        that cannot tell; then every node is a stranger.
+        """
+        return None
+
     def inherit(self, tail: NodeRecord) -> None:
         """Take over the history of ``tail``, of which this node was just split off as prefix."""
         self.uses = tail.uses

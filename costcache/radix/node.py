@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,13 @@ class Node(NodeRecord):
             bytearray, since that compares with any buffer at memory speed and shrinks in place.
         slots: Slots of the node's tokens, int64 of shape [tokens]; None in a tree that only counts.
         children: Child nodes by the bytes of their first page.
+        checksum: CRC-32 of the whole prefix through this node; None until somebody needs it.
         edge: Bytes of the first page: the node's name among its parent's children.
         holds: Locks on this very node, which ``locks`` includes.
         hashes: Hash of the prefix up to each page; None unless somebody observes the cache.
     """
 
-    __slots__ = ("children", "edge", "hashes", "holds", "key", "slots")
+    __slots__ = ("checksum", "children", "edge", "hashes", "holds", "key", "slots")
 
     parent: Node | None
 
@@ -48,6 +50,37 @@ class Node(NodeRecord):
         self.children: dict[bytes, Node] = {}
         self.holds = 0
         self.hashes: list[int] | None = None
+        self.checksum: int | None = None
+
+    def prefix_hash(self) -> int | None:
+        """See :class:`costcache.records.NodeRecord`; None for a root and once the node has gone."""
+        parent = self.parent
+        if parent is None:
+            return None
+        # The depth makes up for half of what 32 bits lack: only prefixes of one length can be mixed up.
+        return self.depth << 32 | zlib.crc32(self.edge, parent.prefix_checksum())
+
+    def prefix_checksum(self) -> int:
+        """CRC-32 of the whole prefix through this node, its namespace included.
+
+        Chained from node to node, so that it does not depend on where nodes begin and end; each byte
+        is read once, when the first node below this one is named.
+        """
+        waiting: list[Node] = []
+        node: Node = self
+        while node.checksum is None:
+            waiting.append(node)
+            if node.parent is None:
+                break
+            node = node.parent
+        checksum = node.checksum or 0
+        for node in reversed(waiting):
+            node.checksum = checksum = zlib.crc32(node.name_bytes(), checksum)
+        return checksum
+
+    def name_bytes(self) -> bytearray | bytes:
+        """What the node adds to the checksum."""
+        return self.key
 
     def path(self) -> list[Node]:
         """The nodes from the root, which is left out, down to this one."""
@@ -75,3 +108,7 @@ class Root(Node):
     def __init__(self, serial: int, namespace: tuple[str | None, ...]) -> None:
         super().__init__(serial, None, 0, 0, b"", bytearray(), None)
         self.namespace = namespace
+
+    def name_bytes(self) -> bytes:
+        """What the namespace adds to the checksum of its prefixes."""
+        return repr(self.namespace).encode()

@@ -198,7 +198,10 @@ class RadixTree:
         slots, freed = node.slots, None
         if slots is not None:
             freed = slots[keep:]
-            node.slots = slots[:keep] if 2 * keep >= _base_size(slots) else slots[:keep].copy()
+            node.slots = slots[:keep]
+            if slots.flags.writeable and 2 * keep < _base_size(slots):
+                node.slots = slots[:keep].copy()
+        node.checksum = None
         node.tokens = keep
         node.bytes = keep * self.token_bytes
         self.cached -= tokens

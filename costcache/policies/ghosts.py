@@ -1,0 +1,48 @@
+"""What a policy remembers of nodes that have gone."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+__all__ = ["Ghosts"]
+
+M = TypeVar("M")
+
+
+class Ghosts(Generic[M]):
+    """Memories of evicted nodes by name, the oldest dropped first.
+
+    A name is :meth:`costcache.records.NodeRecord.prefix_hash`: a node is known again when a new one
+    starts with the same page behind the same prefix. Bounded by the tokens that the nodes had, and
+    so by as many entries as that has pages.
+    """
+
+    __slots__ = ("_memories", "_room", "tokens")
+
+    def __init__(self, room: float) -> None:
+        """Remember nodes of ``room`` tokens in all."""
+        self._memories: OrderedDict[int, tuple[M, int]] = OrderedDict()
+        self._room = room
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._memories)
+
+    def keep(self, name: int | None, tokens: int, memory: M) -> None:
+        """Remember a node that goes with ``tokens`` tokens; one without a name leaves nothing."""
+        if name is None:
+            return
+        self.take(name)
+        self._memories[name] = (memory, tokens)
+        self.tokens += tokens
+        while self.tokens > self._room:
+            self.tokens -= self._memories.popitem(last=False)[1][1]
+
+    def take(self, name: int | None) -> M | None:
+        """Give up the memory of a node that came back; None when there is none."""
+        found = self._memories.pop(name, None) if name is not None else None
+        if found is None:
+            return None
+        self.tokens -= found[1]
+        return found[0]
