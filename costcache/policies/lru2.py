@@ -1,0 +1,123 @@
+"""LRU-K: what lacks a K-th last use goes first, then what had it longest ago."""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from costcache.hookspecs import hookimpl
+from costcache.orders import KeyedOrder
+from costcache.policies.ghosts import Ghosts
+from costcache.policies.spec import PolicySpec
+from costcache.records import NodeRecord
+
+__all__ = ["LRUK", "LRU2Settings"]
+
+
+class LRU2Settings(BaseModel):
+    """Settings of ``lru2``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    k: int = Field(2, ge=1, le=64, description="Uses that are looked back; 1 is LRU.")
+    correlated_period: float = Field(
+        0.0,
+        ge=0.0,
+        description="Uses closer together than this count as one, in units of the stream clock: "
+        "seconds where it is told the time, else requests.",
+    )
+    history: float = Field(
+        1.0,
+        ge=0.0,
+        description="Nodes whose uses are remembered after they went, in tokens as a multiple of the pool.",
+    )
+
+
+class History:
+    """Uses of one node.
+
+    Attributes:
+        counted: ``record.uses`` when it was last looked at.
+        last: Time of the last use, a correlated one included.
+        times: Times of the last K uncorrelated uses, newest first; minus infinity where there was none.
+    """
+
+    __slots__ = ("counted", "last", "times")
+
+    def __init__(self, counted: int, last: float, times: tuple[float, ...]) -> None:
+        self.counted = counted
+        self.last = last
+        self.times = times
+
+    def use(self, now: float, period: float) -> None:
+        """The node is used: as figure 2.1 of the paper has it."""
+        if now - self.last > period or not period:
+            gap = self.last - self.times[0]  # how long the last correlated burst took
+            self.times = (now, *(time + gap for time in self.times[:-1]))
+        self.last = now
+
+
+class LRUK(KeyedOrder):
+    """The leaf whose K-th last use is longest ago goes first; without one, the least recently used.
+
+    Source: E. O'Neil, P. O'Neil and G. Weikum, "The LRU-K page replacement algorithm for database disk
+    buffering", SIGMOD 1993. Parameters: ``k``; the paper's correlated reference period; and its retained
+    information, here bounded by size instead of by time.
+
+    Departures: objects are nodes of tokens, of which only unlocked leaves may go; a use is counted once per
+    request, at the reading of the stream clock; a node inside its correlated period may go (the locks of
+    a running request protect what the paper means to protect); history is known again by the first page
+    of a node, so that of a trimmed tail is not.
+    """
+
+    def __init__(
+        self, capacity: int, k: int = 2, correlated_period: float = 0.0, history: float = 1.0
+    ) -> None:
+        super().__init__()
+        self._period = correlated_period
+        self._never = (-math.inf,) * (k - 1)
+        self._histories: dict[int, History] = {}
+        self._gone: Ghosts[History] = Ghosts(capacity * history)
+
+    def key(self, record: NodeRecord) -> tuple[float, int]:
+        return (self._histories[record.serial].times[-1], record.recency)
+
+    def insert(self, record: NodeRecord) -> None:
+        now = record.last_use
+        history = self._gone.take(record.prefix_hash()) if len(self._gone) else None
+        if history is None:
+            history = History(record.uses, now, (now, *self._never))
+        else:
+            history.counted = record.uses
+            history.use(now, self._period)
+        self._histories[record.serial] = history
+        super().insert(record)
+
+    def touch(self, record: NodeRecord) -> None:
+        history = self._histories[record.serial]
+        if record.uses != history.counted:
+            history.counted = record.uses
+            history.use(record.last_use, self._period)
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        own = self._histories[tail.serial]
+        self._histories[prefix.serial] = History(own.counted, own.last, own.times)
+        super().split(prefix, tail)
+
+    def remove(self, record: NodeRecord) -> None:
+        super().remove(record)
+        self._gone.keep(record.prefix_hash(), record.tokens, self._histories.pop(record.serial))
+
+
+@hookimpl
+def policies() -> dict[str, PolicySpec]:
+    return {
+        "lru2": PolicySpec(
+            lambda cost, pools, settings: LRUK(
+                pools[0].capacity, settings.k, settings.correlated_period, settings.history
+            ),
+            "Longest since the use before the last one first.",
+            LRU2Settings,
+        )
+    }
