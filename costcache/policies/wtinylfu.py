@@ -1,0 +1,205 @@
+"""W-TinyLFU: a small window for what is new, and a sketch of uses that says who may pass into the rest."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from costcache.hookspecs import hookimpl
+from costcache.policies.queues import Place, Queue, QueueOrder
+from costcache.policies.spec import PolicySpec
+from costcache.records import NodeRecord, Victim
+
+__all__ = ["Sketch", "WTinyLFU", "WTinyLFUSettings"]
+
+MOST = 15
+"""Uses that four bits can count."""
+ROWS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F)
+"""An odd number for each row of the sketch: multiplicative hashing (Knuth, volume 3, 6.4)."""
+HALVES = bytes(count >> 1 for count in range(256))
+SMALLEST, LARGEST = 8, 16
+"""Bits of the number of counters in a row, at the least and at the most."""
+
+
+class WTinyLFUSettings(BaseModel):
+    """Settings of ``wtinylfu``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    window: float = Field(0.01, gt=0.0, lt=1.0, description="Share of the pool that the window may hold.")
+    protected: float = Field(
+        0.8, ge=0.0, le=1.0, description="Share of the rest that is for nodes which were hit there."
+    )
+    sample: int = Field(
+        10, ge=1, description="Uses after which the sketch forgets half, as a multiple of the cached nodes."
+    )
+
+
+class Sketch:
+    """How often things were used lately: a count-min sketch of four rows (Cormode and Muthukrishnan 2005).
+
+    Attributes:
+        added: Uses counted since it last forgot.
+    """
+
+    __slots__ = ("_counts", "_shift", "_width", "added")
+
+    def __init__(self, things: int) -> None:
+        """Make room for about ``things`` things, at most 65,536 counters a row: 256 KiB."""
+        bits = min(max((things - 1).bit_length(), SMALLEST), LARGEST)
+        self._width, self._shift = 1 << bits, 64 - bits
+        self._counts = bytearray(self._width * len(ROWS))
+        self.added = 0
+
+    def cells(self, name: int) -> tuple[int, ...]:
+        """Where a thing is counted, one counter a row."""
+        shift, width = self._shift, self._width
+        return tuple(
+            row * width + ((name * odd & 0xFFFFFFFFFFFFFFFF) >> shift) for row, odd in enumerate(ROWS)
+        )
+
+    def estimate(self, cells: tuple[int, ...]) -> int:
+        """Uses of a thing, never under the truth but for forgetting and for what is over 15."""
+        counts = self._counts
+        a, b, c, d = cells
+        return min(counts[a], counts[b], counts[c], counts[d])
+
+    def add(self, cells: tuple[int, ...]) -> None:
+        """Count a use."""
+        counts = self._counts
+        for cell in cells:
+            if counts[cell] < MOST:
+                counts[cell] += 1
+        self.added += 1
+
+    def raise_to(self, cells: tuple[int, ...], uses: int) -> None:
+        """Let a thing that appears now have the uses of another."""
+        counts = self._counts
+        for cell in cells:
+            counts[cell] = max(counts[cell], uses)
+
+    def forget(self) -> None:
+        """Halve every counter."""
+        self._counts = self._counts.translate(HALVES)
+        self.added //= 2
+
+
+class Sketched(Place):
+    """A place with the cells of its node in the sketch."""
+
+    __slots__ = ("cells",)
+
+    def __init__(self, record: NodeRecord, queue: Queue) -> None:
+        super().__init__(record, queue)
+        self.cells: tuple[int, ...] = ()
+
+
+class WTinyLFU(QueueOrder):
+    """When the window holds more than its share, the less used of two goes: its oldest, or the rest's.
+
+    The window and the rest are LRU queues. The rest is in two segments: a hit on probation protects, and what
+    is too much for the protected segment is on probation again. Its oldest is that of the probation
+    segment, or of the protected one when the first is empty. If the window's oldest was used more often
+    than that, it passes into the probation segment, and the other goes. Otherwise it goes itself.
+
+    Source: G. Einziger, R. Friedman and B. Manes, "TinyLFU: a highly efficient cache admission policy", ACM
+    Transactions on Storage 13(4), 2017. Parameters: the window's share, 1 % in the paper; the protected
+    share of the rest, 80 % there; and after how many uses the sketch halves its counters, 10 times the
+    size of the cache there. Counters have 4 bits.
+
+    Departures: a cache of prefixes must take what was computed, so admission became a choice between two
+    victims, made when room is needed; what overflows the window while nothing has to go for it passes
+    freely. Objects are nodes of tokens, compared one to one whatever their sizes, while queues are measured
+    in tokens; only unlocked leaves may go, and a node whose turn comes while it may not go is next once it
+    may. A use is counted once per request. The sketch knows nodes by their first page; the tail of a split
+    takes the uses along. There is no doorkeeper. A victim costs O(1), amortised.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        page_size: int = 1,
+        window: float = 0.01,
+        protected: float = 0.8,
+        sample: int = 10,
+    ) -> None:
+        super().__init__()
+        self._window, self._probation, self._protected = Queue(), Queue(), Queue()
+        self._window_share = capacity * window
+        self._protected_share = (capacity - self._window_share) * protected
+        self._sample = sample
+        self._sketch = Sketch(capacity // page_size)
+        self._contested = False
+
+    def insert(self, record: NodeRecord) -> None:
+        window = self._window
+        if not self._contested:
+            while window.tokens > self._window_share and (place := window.oldest) is not None:
+                self.move(place, self._probation)
+        self._contested = False
+        place = Sketched(record, window)
+        place.cells = self._cells(record)
+        self._count(place)
+        self.enter(place)
+
+    def touch(self, record: NodeRecord) -> None:
+        place: Sketched = record.data
+        if record.uses == place.uses:
+            return  # the same request again
+        place.uses = record.uses
+        self._count(place)
+        if place.queue is self._window:
+            self.move(place, self._window)
+            return
+        protected = self._protected
+        self.move(place, protected)
+        while protected.tokens > self._protected_share and (oldest := protected.oldest) is not None:
+            self.move(oldest, self._probation)
+
+    def refresh(self, record: NodeRecord) -> None:
+        self.move(record.data, record.data.queue)
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        super().split(prefix, tail)
+        place: Sketched = tail.data
+        prefix.data.cells, place.cells = place.cells, self._cells(tail)
+        self._sketch.raise_to(place.cells, self._sketch.estimate(prefix.data.cells))
+
+    def next_victim(self, pool: str) -> Victim | None:
+        self._contested = True
+        window, rest = self._window, None
+        candidate = self.oldest(window) if window.tokens > self._window_share else None
+        rest = self.oldest(self._probation) or self.oldest(self._protected)
+        if isinstance(candidate, Sketched) and isinstance(rest, Sketched):
+            estimate = self._sketch.estimate
+            if estimate(candidate.cells) > estimate(rest.cells):
+                self.move(candidate, self._probation)
+            else:
+                rest = candidate
+        place = rest or candidate or self.oldest(window)
+        if place is None:
+            self._named = None
+            return None
+        return self.name(place)
+
+    def _cells(self, record: NodeRecord) -> tuple[int, ...]:
+        name = record.prefix_hash()
+        return self._sketch.cells(record.serial if name is None else name)
+
+    def _count(self, place: Sketched) -> None:
+        sketch = self._sketch
+        sketch.add(place.cells)
+        if sketch.added >= self._sample * max(self._places, 64):
+            sketch.forget()
+
+
+@hookimpl
+def policies() -> dict[str, PolicySpec]:
+    return {
+        "wtinylfu": PolicySpec(
+            lambda cost, pools, settings: WTinyLFU(
+                pools[0].capacity, pools[0].page_size, settings.window, settings.protected, settings.sample
+            ),
+            "The less used of the window's oldest and the rest's oldest first.",
+            WTinyLFUSettings,
+        )
+    }
