@@ -303,14 +303,22 @@ def command_page(_: PluginManager) -> Iterator[str]:
         command = cli.get_command(top, name)
         if command is None:
             raise SystemExit(f"there is no command {name}")
-        context = click.Context(command, info_name=name, parent=top)
-        usage = " ".join(["costcache", name, *command.collect_usage_pieces(context)])
-        yield from (f"## costcache {name}", "", "```text", usage, "```", "")
-        yield from (prose(inspect.cleandoc(command.help or "")), "")
-        options = (option for option in command.get_params(context) if isinstance(option, click.Option))
-        records = (option.get_help_record(context) for option in options)
-        yield from (f"- `{record[0]}`: {' '.join(record[1].split())}" for record in records if record)
-        yield from ("", *([command.epilog, ""] if command.epilog else []))
+        yield from described_command(command, click.Context(command, info_name=name, parent=top), name)
+
+
+def described_command(command: click.Command, context: click.Context, name: str) -> Iterator[str]:
+    """One command, and the commands below it."""
+    usage = " ".join(["costcache", name, *command.collect_usage_pieces(context)])
+    yield from (f"## costcache {name}", "", "```text", usage, "```", "")
+    yield from (prose(inspect.cleandoc(command.help or "")), "")
+    options = (option for option in command.get_params(context) if isinstance(option, click.Option))
+    records = (option.get_help_record(context) for option in options)
+    yield from (f"- `{record[0]}`: {' '.join(record[1].split())}" for record in records if record)
+    yield from ("", *([command.epilog, ""] if command.epilog else []))
+    if isinstance(command, click.Group):
+        for below, each in command.commands.items():
+            inner = click.Context(each, info_name=below, parent=context)
+            yield from described_command(each, inner, f"{name} {below}")
 
 
 def presets_page(plugins: PluginManager) -> Iterator[str]:
