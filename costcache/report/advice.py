@@ -18,6 +18,8 @@ _MATTERS = 0.005
 """Half a point of token hit rate: less is within what another day's traffic would change."""
 _ENOUGH = 0.9
 """Share of what an unlimited pool would find, beyond which more memory brings little."""
+_SERVED_PAGE = 64
+"""Tokens in the largest page that servers commonly run; larger ones are a trace's grain, not a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,14 @@ def _by_capacity(material: Material, policy: str) -> dict[str, Replay]:
 
 
 def _mean(material: Material, policy: str) -> float:
-    rates = [r.run.token_hit_rate for r in _by_capacity(material, policy).values()]
+    rates = [r.run.token_hit_rate for r in _choices(material, policy)]
     return sum(rates) / len(rates)
+
+
+def _choices(material: Material, policy: str) -> list[Replay]:
+    """A policy's replays from the smallest pool to the largest, without the unlimited if there are others."""
+    replays = sorted(_by_capacity(material, policy).values(), key=lambda r: material.pool(r.run))
+    return [r for r in replays if r.run.capacity_tokens is not None] or replays
 
 
 def _policy(material: Material) -> tuple[str, str]:
@@ -118,7 +126,7 @@ def _policy(material: Material) -> tuple[str, str]:
 
 def _capacity(material: Material, policy: str) -> tuple[Replay, str]:
     """The smallest pool that finds nearly all that could be found, or the largest."""
-    replays = sorted(_by_capacity(material, policy).values(), key=lambda r: material.pool(r.run))
+    replays = _choices(material, policy)
     ceiling = material.ceiling
     enough = [r for r in replays if r.run.token_hit_rate >= _ENOUGH * ceiling]
     chosen = (enough or replays)[0 if enough else -1]
@@ -241,6 +249,17 @@ def _caveats(material: Material) -> tuple[str, ...]:
             "Some requests are longer than the smallest pool: only their heads could be kept there. "
             "A server with that pool would refuse them."
         )
+    if material.state_bytes:
+        caveats.append(
+            f"{material.model} also keeps states, of {size(material.state_bytes)} each on a GPU. They are "
+            "neither in these pools nor in these hits: a server needs memory for them, and a prefix without "
+            "a live state is not found."
+        )
+    if material.page_size > _SERVED_PAGE:
+        caveats.append(
+            f"Pages of {material.page_size} tokens are the trace's own grain. Keep your server's page size, "
+            "which is left out of the command: smaller pages find as much or a little more."
+        )
     if material.always_free:
         caveats.append(
             "The free target was restored after every request, which a server does not do: it evicts when "
@@ -272,7 +291,7 @@ def _command(material: Material, chosen: Replay) -> str:
         parts.append(f"--radix-eviction-policy-config {shlex.quote(text)}")
     parts.append(f"--max-total-tokens {material.pool(chosen.run)}")
     served = material.deployment
-    if material.page_size > 1:
+    if 1 < material.page_size <= _SERVED_PAGE:
         parts.append(f"--page-size {material.page_size}")
     for field, option in (("tp", "--tp-size"), ("pp", "--pp-size")):
         if served.get(field, 1) > 1:

@@ -88,6 +88,7 @@ class Material:
         page_size: Tokens per page.
         deployment: How the model is served, by field.
         token_bytes: Bytes of a cached token on one rank; 0 where a token holds none.
+        state_bytes: Bytes of one state of a hybrid on one rank, which the replay does not count; 0 elsewhere.
         distinct_tokens: Tokens of the trace's distinct whole pages.
         ceiling: Token hit rate of a pool without limit.
         prefill: What first-token times were taken from.
@@ -109,6 +110,7 @@ class Material:
     page_size: int
     deployment: dict[str, Any]
     token_bytes: int
+    state_bytes: int
     distinct_tokens: int
     ceiling: float
     prefill: str
@@ -198,6 +200,7 @@ def gather(
         page_size=page,
         deployment=simulator.cost.deployment.model_dump(mode="json"),
         token_bytes=int(token.kv_bytes + token.swa_bytes),
+        state_bytes=int(token.state_bytes),
         distinct_tokens=distinct,
         ceiling=ideal.token_hit_rate,
         prefill=simulator.prefill.name,
