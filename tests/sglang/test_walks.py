@@ -181,9 +181,10 @@ class Twin:
             return receipt.delta
         return 0
 
-    def unlock(self, number: int) -> None:
+    def unlock(self, number: int) -> int:
         node, receipt = self.locks.pop(number)
         self.cache.dec_lock_ref(node, receipt)
+        return int(self.cache.full_protected_size())
 
     def evict(self, tokens: int) -> int:
         return int(self.cache.evict(EvictParams(num_tokens=tokens)).num_tokens_evicted)
