@@ -90,7 +90,7 @@ def test_the_same_records_and_victims(policy: str, page_size: int, eagle: bool) 
         cache.dec_lock_ref(found.last_device_node, lock)
         return known, short, result
 
-    for _ in range(200):
+    for _ in range(120):
         action, base, size = rng.random(), rng.randrange(3) * 1000, rng.randrange(1, 12 * page_size + 2)
         tokens = list(range(base, base + size))
         if rng.random() < 0.6:
@@ -112,7 +112,7 @@ def test_the_same_records_and_victims(policy: str, page_size: int, eagle: bool) 
         assert tree(caches[0]) == tree(caches[1])
     plain, fast = (cache.pools.kv.counters for cache in caches)
     assert plain == fast
-    assert fast.trimmed > 10
+    assert fast.trimmed > 5
     for cache in caches:
         cache.evict(EvictParams(num_tokens=1 << 40))
         assert cache.token_to_kv_pool_allocator.available_size() == pool

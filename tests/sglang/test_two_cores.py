@@ -32,13 +32,13 @@ class Watched(Server):
         evict_leaf = core.evict_device_leaf
 
         def watched(node_id: int, is_write_back: bool) -> Any:
-            start = core.collect_path_info([node_id])[0][-1].path_start
+            end = core.collect_path_info([node_id])[0][-1].path_end
             result = evict_leaf(node_id, is_write_back)
             rows = self._rows()
             for slots in (t for frees in result.device_frees.values() for t in frees):
                 digits = rows[slots, :3].to(dtype=slots.dtype)
                 tokens = digits[:, 0] + DIGIT * (digits[:, 1] + DIGIT * digits[:, 2])
-                self.gone.append((start, tuple(tokens.tolist())))
+                self.gone.append((end - len(tokens), tuple(tokens.tolist())))
             return result
 
         core.evict_device_leaf = watched
@@ -93,14 +93,14 @@ def run(server: Server, seed: str, page_size: int, requests: int) -> list[int]:
 @pytest.mark.parametrize("page_size", [1, 64])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_victims(policy: str, page_size: int) -> None:
-    pool, requests = (1200, 120) if page_size == 1 else (6400, 60)
+    pool, requests = (1200, 100) if page_size == 1 else (4096, 40)
     servers = [
         Watched(Shape("mha", page_size, tokens=pool, core=core), policy=policy, trim="off") for core in CORES
     ]
     found = [run(server, f"{policy} {page_size}", page_size, requests) for server in servers]
     assert found[0] == found[1]
     assert servers[0].gone == servers[1].gone
-    assert len(servers[0].gone) > 10
+    assert len(servers[0].gone) > 5
     assert sum(found[0]) > pool // 4
     for server in servers:
         server.drain()
@@ -136,8 +136,8 @@ def test_the_same_tails_where_both_cut_chunks(policy: str, page_size: int) -> No
             server.cache.evict(EvictParams(num_tokens=rng.randrange(4 * page_size)))
             server.check()
     assert joined(python.gone) == joined(rust.gone)
-    assert len(joined(rust.gone)) > 20
-    assert python.cache.pools.kv.counters.trimmed > 10
+    assert len(joined(rust.gone)) > 10
+    assert python.cache.pools.kv.counters.trimmed > 5
     assert len(rust.gone) > len(python.gone)
     for server in (python, rust):
         server.drain()
@@ -153,7 +153,7 @@ def trace(core: str, policy: str) -> str:
 
 PROGRAM = """
 import sys
-sys.path.insert(0, {root!r})
+sys.path.insert(0, '{root}')
 import tests.sglang.shims.torchvision_ops
 from tests.sglang.test_two_cores import CORES, trace
 print(*(trace(core, policy) for core in CORES for policy in ("lru", "slru")))
@@ -162,20 +162,19 @@ print(*(trace(core, policy) for core in CORES for policy in ("lru", "slru")))
 
 def test_ranks_agree_whatever_their_hash_seed() -> None:
     """Two processes, as two tensor-parallel ranks are: every victim is the same."""
-    root = str(Path(__file__).resolve().parents[2])
-    answers = []
-    for seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PROGRAM.format(root=root)],
-            env={**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        answers.append(done.stdout.split()[-4:])
-    assert answers[0] == answers[1]
-    lru, slru, rust_lru, rust_slru = answers[0]
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM.format(root=Path(__file__).resolve().parents[2])],
+        env={**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    theirs = done.stdout.split()[-4:]
+    ours = [trace(core, policy) for core in CORES for policy in ("lru", "slru")]
+    assert ours == theirs
+    lru, slru, rust_lru, rust_slru = ours
     assert (lru, slru) == (rust_lru, rust_slru)
     assert lru != slru
