@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,3 +196,62 @@ def test_columns_that_do_not_fit_are_refused(change: dict[str, object], message:
     columns = {name: getattr(good, name) for name in Trace.__dataclass_fields__}
     with pytest.raises(TraceError, match=message):
         Trace(**(columns | change))
+
+
+def with_columns() -> Trace:
+    """Three requests, the second first, with all that a trace may know."""
+    plain = make(4, [(8, [1, 2]), (3, [3]), (0, [])], times=[2.0, 1.0, 2.0])
+    return replace(
+        plain,
+        output_tokens=np.array([1, 2, 5]),
+        sessions=np.array([0, 1, 0]),
+        think_seconds=np.array([0.5, 0.0, 4.0]),
+        service_seconds=np.array([1.0, 2.0, np.nan]),
+        finish=np.array([1, -1, 0]),
+        finish_names=("stop", "tool"),
+        output_ids=np.array([9, 30, 31, 7, 8]),
+        output_offsets=np.array([0, 1, 3, 5]),
+    )
+
+
+def test_optional_columns_follow_their_requests() -> None:
+    ordered = with_columns().in_time_order()
+    assert [getattr(ordered, name).tolist()[:2] for name in ("sessions", "think_seconds", "finish")] == [
+        [1, 0],
+        [0.0, 0.5],
+        [-1, 1],
+    ]
+    assert ordered.service_seconds is not None
+    assert ordered.service_seconds[:2].tolist() == [2.0, 1.0]
+    assert ordered.finish_names == ("stop", "tool")
+    assert ordered.output_ids is not None
+    assert ordered.output_offsets is not None
+    assert ordered.output_ids.tolist() == [30, 31, 9, 7, 8]
+    assert ordered.output_offsets.tolist() == [0, 2, 3, 5]
+
+
+def test_requests_are_taken_by_number() -> None:
+    taken = with_columns().take(np.array([2, 0]))
+    assert taken.input_tokens.tolist() == [0, 8]
+    assert taken.ids.tolist() == [1, 2]
+    assert taken.output_ids is not None
+    assert taken.output_ids.tolist() == [7, 8, 9]
+    assert len(with_columns().take(np.array([], dtype=np.int64))) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sessions": np.zeros(2)}, "sessions has 2 entries, input_tokens has 3"),
+        ({"finish": np.zeros(4)}, "finish has 4 entries"),
+        ({"output_ids": None}, "give output_ids and output_offsets, or neither"),
+        ({"output_offsets": np.array([0, 1, 5])}, "output_offsets has 3 entries; it must go from 0 to 5"),
+        (
+            {"output_offsets": np.array([0, 2, 3, 5])},
+            "request 0 has 2 output ids for 9 tokens in blocks of 4",
+        ),
+    ],
+)
+def test_optional_columns_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        replace(with_columns(), **change)

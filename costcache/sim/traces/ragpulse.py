@@ -13,6 +13,7 @@ than the sum of the chunks are left out: where they stand in the prompt is not r
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ import msgspec
 from costcache.errors import TraceError
 from costcache.sim.traces.columns import Columns
 from costcache.sim.traces.files import read_lines
-from costcache.sim.traces.rows import MOST_TOKENS, BlockId, Rows, Tokens, fail
+from costcache.sim.traces.rows import BlockId, PieceTokens, Rows, Tokens, fail
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +62,7 @@ _ROWS = Rows(
     },
 )
 
-_Chunks = dict[int, range]
+_Chunks = dict[int, "array[int]"]
 
 
 def read_ragpulse(source: Source, *, block_size: int | None = None) -> Trace:
@@ -126,11 +127,9 @@ def _tables(source: Source) -> dict[str, _Chunks]:
     for part, (name, field) in _TABLES.items():
         path = str(_beside(source, name))
         tables[part] = chunks = {}
-        for number, (chunk, tokens) in _lengths(path, field):
-            chunks[chunk] = range(used, used + tokens)
+        for chunk, tokens in _lengths(path, field):
+            chunks[chunk] = array("q", range(used, used + tokens))
             used += tokens
-            if used > MOST_TOKENS:
-                fail(path, number, "token_length", tokens, "tokens of a chunk; their sum is past all bounds")
     return tables
 
 
@@ -152,12 +151,15 @@ def _beside(source: Source, table: str) -> Path:
     )
 
 
-def _lengths(path: str, field: str) -> Iterator[tuple[int, tuple[int, int]]]:
+def _lengths(path: str, field: str) -> Iterator[tuple[int, int]]:
     """The chunks of a table and their tokens."""
     kind: Any = msgspec.defstruct(
-        "_Chunk", [("chunk", BlockId), ("token_length", Tokens)], rename={"chunk": field}
+        "_Chunk", [("chunk", BlockId), ("token_length", PieceTokens)], rename={"chunk": field}
     )
-    rows = Rows(kind, {field: "a chunk's id, a whole number", "token_length": "its tokens, a whole number"})
+    rows = Rows(
+        kind,
+        {field: "a chunk's id, a whole number", "token_length": "its tokens, a whole number from 0 to 2**22"},
+    )
     for number, line in read_lines(path):
         row = rows.decode(path, number, line)
-        yield number, (row.chunk, row.token_length)
+        yield row.chunk, row.token_length

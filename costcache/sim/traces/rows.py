@@ -17,12 +17,14 @@ from costcache.errors import TraceError
 if TYPE_CHECKING:
     from costcache.sim.traces.files import Source
 
-__all__ = ["MOST_TOKENS", "NOT_JSON", "BlockId", "Rows", "Seconds", "Tokens", "fail"]
+__all__ = ["MOST_TOKENS", "NOT_JSON", "BlockId", "PieceTokens", "Rows", "Seconds", "Tokens", "fail"]
 
 MOST_TOKENS = 2**40
 """More tokens than any request has; keeps every sum of a trace inside 64 bits."""
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+# Lengths that are written out as ids: a damaged one must not fill the memory.
+PieceTokens = Annotated[int, msgspec.Meta(ge=0, le=2**22)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 

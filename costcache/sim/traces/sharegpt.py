@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from costcache.sim.traces.columns import Columns
-from costcache.sim.traces.rows import Rows, Tokens
+from costcache.sim.traces.rows import PieceTokens, Rows, Tokens
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
@@ -30,7 +30,7 @@ _SECONDS_PER_WORD = 60.0 / 90.0
 
 
 class _Conversation(msgspec.Struct):
-    turns: list[tuple[str, Tokens, Tokens]]
+    turns: list[tuple[str, PieceTokens, Tokens]]
     id: str | None = None
 
 
@@ -38,7 +38,7 @@ _ROWS = Rows(
     _Conversation,
     {
         "id": "the conversation's name, text",
-        "turns": "a list of [speaker, tokens, blanks], as ['human', 34, 28]",
+        "turns": "a list of [speaker, tokens, blanks], as ['human', 34, 28], of 2**22 tokens at most",
     },
 )
 
