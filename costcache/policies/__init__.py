@@ -6,5 +6,22 @@ from costcache.policies.spec import NoSettings, PolicySpec, supports_every_model
 
 __all__ = ["BUILTIN", "NoSettings", "PolicySpec", "supports_every_model"]
 
-BUILTIN = ("fifo", "filo", "lfu", "lru", "mru", "priority", "slru", "tlru")
-"""Modules of this package that offer policies."""
+BUILTIN = (
+    "fifo",
+    "filo",
+    "gdsf",
+    "hits-per-token",
+    "lfu",
+    "lhd",
+    "lru",
+    "lru2",
+    "mru",
+    "priority",
+    "s3fifo",
+    "sieve",
+    "slru",
+    "tlru",
+    "wild",
+    "wtinylfu",
+)
+"""Policies of this package, each in the module of its name, with ``_`` for ``-``."""

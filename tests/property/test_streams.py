@@ -22,6 +22,8 @@ from tests.property.naive import KEYS, NaiveCache
 PLUGINS = manager(mla=costcache_mla.plugin, mha=costcache_mha.plugin)
 ALONE = manager()
 POLICIES = sorted(BUILTIN)
+BY_COST = {"gdsf"}
+"""Policies that look at FLOPs, which are a matter of the model."""
 
 
 def prompt(rng: random.Random, page_size: int) -> list[int]:
@@ -125,7 +127,7 @@ MLA, MHA = ["deepseek-v3", "deepseek-v2-lite", "glm-5"], ["llama-3-8b", "qwen3-3
 
 @given(
     seed=st.integers(0, 10**9),
-    policy=st.sampled_from(POLICIES),
+    policy=st.sampled_from(sorted(set(POLICIES) - BY_COST)),
     page_size=st.sampled_from([1, 4]),
     mla=st.sampled_from(MLA),
     mha=st.sampled_from(MHA),
