@@ -81,7 +81,13 @@ $(SGLANG_VENV)/.sglang: pyproject.toml tests/sglang/requirements.txt Makefile
 	@touch $@
 
 test-sglang: $(SGLANG_VENV)/.sglang
-	HYPOTHESIS_PROFILE=ci $(SGLANG_BIN)/python -m pytest tests/sglang $(PYTEST_ARGS)
+	@mkdir -p build
+	@# The Engines start slowly and mostly wait: beside the other tests they take no time of their own.
+	export HYPOTHESIS_PROFILE=ci; \
+	$(SGLANG_BIN)/python -m pytest tests/sglang -m engine -p no:cacheprovider $(PYTEST_ARGS) >build/engine-tests.log 2>&1 & \
+	engines=$$!; status=0; \
+	$(SGLANG_BIN)/python -m pytest tests/sglang -m "not engine" $(PYTEST_ARGS) || status=1; \
+	wait $$engines || status=1; cat build/engine-tests.log; exit $$status
 
 # The wheel of each is built from its sdist, which shows that the sdist is complete.
 dist: $(VENV)/.build
