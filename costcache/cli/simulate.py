@@ -21,6 +21,7 @@ from costcache.cli.options import (
     split_commas,
 )
 from costcache.cli.progress import Task, progress_display
+from costcache.cli.reading import read, trace_options
 from costcache.cli.workload import read_assignment
 from costcache.errors import SettingsError
 
@@ -64,9 +65,7 @@ OUTPUT = click.Path(path_type=Path)
 @click.option(
     "--page-size", type=click.IntRange(min=1), help="Tokens per page.  [default: the trace's block size]"
 )
-@click.option(
-    "--block-size", type=click.IntRange(min=1), help="Tokens per block id, where the trace does not say."
-)
+@trace_options
 @click.option(
     "--headroom", type=float, default=0.0, show_default=True, help="Share of the pool to leave free."
 )
@@ -116,6 +115,10 @@ def simulate(
     capacities: tuple[str, ...],
     page_size: int | None,
     block_size: int | None,
+    arrivals: str | None,
+    seed: int,
+    retime: str | None,
+    tokenizer: str | None,
     headroom: float,
     trim: str,
     assignments: tuple[str, ...],
@@ -135,7 +138,7 @@ def simulate(
 ) -> None:
     """Replay TRACE under many policies and capacities.
 
-    TRACE is a file of Mooncake JSONL, plain or compressed, or - for standard input. Prompts are
+    TRACE is a file of any format that 'costcache trace info' knows, or - for standard input. Prompts are
     cached, in whole pages; requests come one at a time.
     """
     from costcache.model import ModelSpec
@@ -146,7 +149,6 @@ def simulate(
     from costcache.sim.results import gap_closed
     from costcache.sim.serving import ServingSettings
     from costcache.sim.sweep import Cell, outcomes
-    from costcache.sim.traces import load_trace
     from costcache.sizes import parse_capacity
 
     if report or plot:
@@ -176,10 +178,15 @@ def simulate(
     for name in names:  # before the trace is read, which may take long
         if name not in OFFLINE:
             plugins.check_settings(settings[name], architecture)
+    how = {
+        "block_size": block_size,
+        "arrivals": arrivals,
+        "seed": seed,
+        "retime": retime,
+        "tokenizer": tokenizer,
+    }
+    trace = read(trace_path, how)[0].in_time_order()
     with progress_display() as bar:
-        reading = Task(bar, f"reading {trace_path}")
-        trace = load_trace(trace_path, block_size, progress=reading.to).in_time_order()
-        reading.done()
         served = deployment_of(page_size=page_size or trace.block_size, **deployment)
         simulator = Simulator(trace, model, served, plugins=plugins, prefill=prefill, warmup=warmup)
         cost = simulator.cost
