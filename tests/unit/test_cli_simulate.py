@@ -335,3 +335,13 @@ def test_a_trace_without_whole_pages_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/", "missing.jsonl", "[bold]missing.jsonl"])
 def test_a_trace_that_cannot_be_read_is_named(path: str) -> None:
     assert refusal("simulate", path, *MODEL).startswith(f"{path}: cannot be read")
+
+
+def test_a_log_of_messages_is_replayed_through_a_tokenizer(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    chat = [{"role": "user", "content": " ".join(f"word{i}" for i in range(200))}]
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for _ in range(5)))
+    line = ("simulate", path, *MODEL, "--capacity", "unlimited", "--page-size", "16", "--json")
+    found = json.loads(answer(*line, "--tokenizer", "words"))
+    assert found["trace"]["requests"] == 5
+    assert 0.7 < found["runs"][0]["token_hit_rate"] < 0.8
