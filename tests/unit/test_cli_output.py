@@ -217,8 +217,16 @@ def test_names_of_presets_are_short_enough_for_the_table() -> None:
 def test_an_interrupt_ends_without_a_traceback(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
+    # A shell starts what runs in the background with interrupts ignored, and its children inherit that.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from costcache.cli import main; main()"
+    )
     process = subprocess.Popen(
-        [*PROGRAM, "simulate", str(fifo), *MODEL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, "simulate", str(fifo), *MODEL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     writer = None
     while writer is None and process.poll() is None:
