@@ -17,6 +17,10 @@ __all__ = ["LHD", "LHDSettings"]
 
 AGES = 256
 """Bins of age."""
+OLD = AGES - 1
+"""The last bin: what is as old goes first."""
+EXPLORERS = 32
+"""Of so many nodes that are made or used, one may become an explorer."""
 CLASSES = AGES.bit_length() + 1
 """Classes of nodes, by their last two reuse intervals."""
 DECAY = 0.9
@@ -34,6 +38,9 @@ class LHDSettings(BaseModel):
 
     samples: int = Field(32, ge=1, description="Leaves that are drawn and compared for each victim.")
     refresh: int = Field(1024, ge=1, description="Uses and victims after which densities are estimated anew.")
+    explore: float = Field(
+        0.01, ge=0.0, le=1.0, description="Share of the pool for nodes that are kept to learn how they fare."
+    )
     seed: int = Field(0, ge=0, description="Seed of the draws; the same on every rank.")
 
 
@@ -47,9 +54,10 @@ class Aged:
         group: Its class.
         last: The last reuse interval in bins; as long as can be before the first reuse.
         index: Its place in the list of leaves, -1 outside.
+        explores: It is kept to learn what comes later than others get.
     """
 
-    __slots__ = ("group", "index", "last", "record", "used", "uses")
+    __slots__ = ("explores", "group", "index", "last", "record", "used", "uses")
 
     def __init__(self, record: NodeRecord, uses: int, used: int, group: int, last: int) -> None:
         self.record = record
@@ -58,6 +66,7 @@ class Aged:
         self.group = group
         self.last = last
         self.index = -1
+        self.explores = False
 
 
 class LHD(VictimOrder):
@@ -69,17 +78,22 @@ class LHD(VictimOrder):
     two reuse intervals.
 
     Source: N. Beckmann, H. Chen and A. Cidon, "LHD: improving cache hit rate by maximizing hit density",
-    NSDI 2018. Parameters: ``samples`` drawn for each victim, and how often the estimate is renewed; the
-    paper's program is tuned for millions of requests and renews it every 2^20.
+    NSDI 2018. Parameters: ``samples`` drawn for each victim; how often the estimate is renewed, for which the
+    paper counts on millions of requests; and the share of the pool for explorers, nodes that are kept
+    whatever is expected of them, so that it is seen what others would have become.
 
     Departures: a node is a bundle of equal objects, its tokens, which are counted one by one and go from its
-    tail, so a density is not divided by a size; time is walks of the cache; only unlocked leaves are drawn,
-    and all of them when there are fewer than ``samples``; draws come from a seeded generator, so that all
-    ranks draw the same; there are neither explorers nor classes by application. No ghosts: evictions
-    are what it knows of nodes that went. A victim costs O(samples).
+    tail, so a density is not divided by a size; time is walks of the cache; ages are 256 bins, which only
+    ever get coarser; only unlocked leaves are drawn, and all of them when there are fewer than
+    ``samples``; draws come from a seeded generator, so that all ranks draw the same; there are no classes by
+    application. No ghosts: explorers and evictions tell of what others do not live to see. A victim costs
+    O(samples).
     """
 
-    def __init__(self, samples: int = 32, refresh: int = 1024, seed: int = 0) -> None:
+    def __init__(
+        self, capacity: int, samples: int = 32, refresh: int = 1024, explore: float = 0.01, seed: int = 0
+    ) -> None:
+        self._budget = capacity * explore
         self._samples, self._refresh = samples, refresh
         self._draw = random.Random(seed).random
         self._leaves: list[Aged] = []  # and some that are none any more, dropped when they are met
@@ -98,6 +112,7 @@ class LHD(VictimOrder):
     def insert(self, record: NodeRecord) -> None:
         self._now = max(self._now, record.recency)
         record.data = Aged(record, record.uses, record.recency, 0, AGES)
+        self._explore(record)
         self._add(record)
         self._event()
 
@@ -110,11 +125,13 @@ class LHD(VictimOrder):
         self._hits[known.group][age] += record.tokens * self._weight
         known.uses, known.used = record.uses, record.recency
         known.group, known.last = group_of(age + known.last), age
+        self._explore(record)
         self._event()
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
         known: Aged = tail.data
         prefix.data = Aged(prefix, known.uses, known.used, known.group, known.last)
+        prefix.data.explores = known.explores
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._evicted(record, tokens)
@@ -141,10 +158,11 @@ class LHD(VictimOrder):
             self._named = None
         leaves, draw, left = self._leaves, self._draw, self._samples
         best: Aged | None = None
+        least = math.inf
         while leaves:
             size = len(leaves)
             drawn = leaves[:] if size <= left else [leaves[int(draw() * size)] for _ in range(left)]
-            best, stale = self._least(drawn, best)
+            best, least, stale = self._least(drawn, best, least)
             left = len(stale)
             if not left:
                 break
@@ -155,20 +173,21 @@ class LHD(VictimOrder):
         self._named = best
         return Victim(best.record)
 
-    def _least(self, drawn: list[Aged], best: Aged | None) -> tuple[Aged | None, list[Aged]]:
-        """The least dense of ``best`` and of drawn leaves, and those that would be but may not go."""
+    def _least(
+        self, drawn: list[Aged], best: Aged | None, least: float
+    ) -> tuple[Aged | None, float, list[Aged]]:
+        """The least dense of ``best`` and drawn leaves, its density, and what would be it but may not go."""
         density, now, shift = self._density, self._now, self._shift
-        least = math.inf if best is None else density[best.group][self._age(best)]
         stale: list[Aged] = []
         for known in drawn:
             age = now - known.used >> shift
-            worth = density[known.group][age if age < AGES else -1]
+            worth = density[known.group][age] + known.explores if age < OLD else -1.0
             if worth < least or (worth == least and (best is None or known.used < best.used)):
                 if known.record.live_children or known.record.locks:
                     stale.append(known)
                 else:
                     best, least = known, worth
-        return best, stale
+        return best, least, stale
 
     def _add(self, record: NodeRecord) -> None:
         known: Aged = record.data
@@ -190,9 +209,20 @@ class LHD(VictimOrder):
     def _age(self, known: Aged) -> int:
         return min(self._now - known.used >> self._shift, AGES - 1)
 
+    def _explore(self, record: NodeRecord) -> None:
+        """Now and then, keep a node whatever is expected of it."""
+        known: Aged = record.data
+        if known.explores:
+            self._budget += record.tokens
+        known.explores = record.tokens <= self._budget and self._draw() * EXPLORERS < 1.0
+        if known.explores:
+            self._budget -= record.tokens
+
     def _evicted(self, record: NodeRecord, tokens: int) -> None:
         self._named = None
         known: Aged = record.data
+        if known.explores:
+            self._budget += tokens
         self._evictions[known.group][self._age(known)] += tokens * self._weight
         self._event()
 
@@ -242,7 +272,9 @@ def densities(hits: list[float], evictions: list[float]) -> list[float]:
 def policies() -> dict[str, PolicySpec]:
     return {
         "lhd": PolicySpec(
-            lambda cost, pools, settings: LHD(settings.samples, settings.refresh, settings.seed),
+            lambda cost, pools, settings: LHD(
+                pools[0].capacity, settings.samples, settings.refresh, settings.explore, settings.seed
+            ),
             "Fewest expected hits per token and time first, of a few drawn leaves.",
             LHDSettings,
         )

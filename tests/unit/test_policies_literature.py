@@ -475,6 +475,8 @@ class NaiveLHD(Naive):
         return min((self.heard - self.used[number]) // self.width, AGES - 1)
 
     def density(self, group: int, age: int) -> float:
+        if age == AGES - 1:
+            return -1.0
         if self.known is None:
             return (group + 1) / (age + 1)
         hits = sum(self.known[group, a, "hit"] for a in range(age, AGES))
@@ -533,7 +535,7 @@ class NaiveLHD(Naive):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lhd(seed: int) -> None:
     """With so many samples that every leaf is looked at."""
-    order = LHD(samples=1000, refresh=100)
+    order = LHD(40, samples=1000, refresh=100, explore=0.0)
     rng, naive = random.Random(seed), NaiveLHD(40, 100)
     flat, hits = Flat(order, 40), 0
     for now, number in enumerate(zipf(rng, 150, 2000)):
@@ -556,7 +558,7 @@ def test_classes_of_reuse_intervals() -> None:
 
 
 def test_lhd_scales_its_counts_before_they_overflow() -> None:
-    order = LHD(samples=8, refresh=1)
+    order = LHD(8, samples=8, refresh=1)
     flat = Flat(order, 8)
     rng = random.Random(3)
     for n in range(1200):
@@ -564,6 +566,24 @@ def test_lhd_scales_its_counts_before_they_overflow() -> None:
     assert order._weight < 1e61
     assert all(math.isfinite(count) for row in order._hits + order._evictions for count in row)
     assert any(any(row) for row in order._density)
+
+
+def test_explorers_are_kept_within_their_budget() -> None:
+    order = LHD(200, samples=8, refresh=64, explore=0.1)
+    rng, flat = random.Random(2), Flat(order, 200)
+    exploring = []
+    for n in range(4000):
+        flat.request(rng.randrange(60) if n % 2 else 100 + n, n)
+        held = sum(thing.tokens for thing in flat.things.values() if thing.data.explores)
+        assert held + order._budget == 20
+        exploring.append(held)
+    assert max(exploring) == 20, "all of it is used"
+    for thing in flat.things.values():
+        thing.data.explores = False
+    flat.things[3999 + 99].data.explores = True
+    for _ in range(len(flat.things) - 1):
+        flat.evict()
+    assert set(flat.things) == {3999 + 99}, "an explorer goes last"
 
 
 # -- KVCache in the wild ----------------------------------------------------------------------
@@ -697,7 +717,7 @@ ORDERS: dict[str, Callable[[int], Any]] = {
     "lru2": LRUK,
     "s3fifo": S3FIFO,
     "wtinylfu": WTinyLFU,
-    "lhd": lambda capacity: LHD(),
+    "lhd": LHD,
     "gdsf": lambda capacity: GDSF(COST),
 }
 

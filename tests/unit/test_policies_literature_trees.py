@@ -27,7 +27,7 @@ PLUGINS = manager()
 LITERATURE = ("gdsf", "hits-per-token", "lhd", "lru2", "s3fifo", "sieve", "wild", "wtinylfu")
 QUEUES = ("s3fifo", "sieve", "wild", "wtinylfu")
 SETTINGS: dict[str, dict[str, Any]] = {
-    "lhd": {"samples": 4, "refresh": 20},
+    "lhd": {"samples": 4, "refresh": 20, "explore": 0.3},
     "lru2": {"correlated_period": 2},
     "s3fifo": {"promote": 1},
     "wild": {"turns": 3, "refresh": 5},
@@ -430,7 +430,7 @@ def test_a_victim_of_a_heap_costs_a_few_keys(policy: str) -> None:
 @pytest.mark.parametrize("shape", ["leaves", "comb"])
 def test_a_victim_of_lhd_costs_its_samples(shape: str) -> None:
     for size in (64, 512, 4096):
-        order = LHD(samples=16)
+        order = LHD(4 * size, samples=16, explore=0.0)
         drawn = 0
         draw = order._draw
 
@@ -506,6 +506,17 @@ def test_one_request_counts_once() -> None:
             assert node.data.count() == 0
         else:
             assert order_of(cache)._sketch.estimate(node.data.cells) == 1
+
+
+def test_explorers_of_lhd_keep_their_budget_through_splits_and_trims() -> None:
+    cache = new("lhd", 60)
+    use, most = Use(cache, 9), 0
+    for _ in range(600):
+        use.step()
+        held = sum(node.tokens for node in nodes_of(cache) if node.data.explores)
+        assert held + order_of(cache)._budget == pytest.approx(0.3 * 60)
+        most = max(most, held)
+    assert most > 5
 
 
 def test_a_queue_that_waits_is_not_a_hit_but_recent() -> None:
