@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -161,7 +161,7 @@ class LHD(VictimOrder):
         least = math.inf
         while leaves:
             size = len(leaves)
-            drawn = leaves[:] if size <= left else [leaves[int(draw() * size)] for _ in range(left)]
+            drawn = leaves[:] if size <= left else [leaves[int(draw() * size)] for _ in repeat(None, left)]
             best, least, stale = self._least(drawn, best, least)
             left = len(stale)
             if not left:
