@@ -163,10 +163,11 @@ def evict_between_requests(report: Report, policy: str, leaves: int, page_size: 
             check(eviction.freed == page_size, "one page")
             (trims if eviction.trimmed else removes).append(taken)
         add(number)
+    check(len(trims) + len(removes) == 2 * repeats, "all evicts")
     counts = f"between requests, {leaves:,} leaves, page {page_size}, {policy}"
     for what, times in (("evict 1 token, trims", trims), ("evict 1 token, removes", removes)):
-        check(len(times) > repeats // 2, f"many of {what}")
-        report.add_times(f"{what}, {counts}", times)
+        if len(times) > repeats // 2:  # under some policies a leaf that was trimmed is worth more, and stays
+            report.add_times(f"{what}, {counts}", times)
     report.add_times(f"touch by a match, {counts}", touches)
 
 
