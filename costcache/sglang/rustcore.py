@@ -1,17 +1,9 @@
 """SGLang's Rust tree core, with victims that our orders name.
 
-The core keeps the tree; we keep one record per node id that we have met and name leaves from it. That is
-enough because of how the core hands out ids: a split leaves the id with the tail, so the end of a
-node never changes; ids are never used again; and a tree of FULL attention alone gets its leaves in
-two ways only, by an insert and by an eviction, both of which pass here.
-
-**History.** A walk is noted at the deepest node that it reached. When a leaf goes, its parent takes over
-its history: the sum of the uses, the latest recency, the earliest creation, the highest priority. By
-the time a node is a leaf it has so heard of every walk through it, as in the Python core, where each walk
-notes every node. A request that walks deeper takes its use along, so each counts once per node. What
-an interior node holds until then is not whole, and depth and tokens of a node that was split are corrected
-only when it is named. So orders that look at more than leaves, or at these two, need the Python core; see
-:func:`costcache.sglang.choice.choose_core`.
+The core keeps the tree; we keep one record per node id that we have met and name leaves from it (see
+:mod:`costcache.sglang.history`). That is enough because of how the core hands out ids: a split leaves the
+id with the tail, so the end of a node never changes; ids are never used again; and a tree of FULL attention
+alone gets its leaves in two ways only, by an insert and by an eviction, both of which pass here.
 
 **Trimming.** The core cannot split a node by its id and does not give its key away, so a new leaf is cut into
 chunks at once, while its key is at hand; victims are then chunks.
@@ -38,15 +30,18 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
+    EvictDeviceLeafResult,
     EvictDeviceNextNodeResult,
     InsertStepResult,
 )
 
+from costcache.errors import SettingsError
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
+from costcache.sglang.history import LeafHistory, Path
 from costcache.sglang.pools import PoolRecord
 
 if TYPE_CHECKING:
-    from costcache.records import NodeRecord, Victim
+    from costcache.records import Victim
     from costcache.sglang.pools import Pools
 
 __all__ = ["CORE", "CostRustCore"]
@@ -55,15 +50,11 @@ CORE = "costcache-rust"
 """Name under which the core is registered."""
 
 FULL = ComponentType.FULL
-LOWEST = -(1 << 63)
 _NO_SKIPS: list[int] = []
 _MATCH = MatchResult._make
 
-Path = Sequence[tuple[int, int, int, int, int | None, int]]
-"""From the root's child down: id, parent's id, start and end in tokens, tokens on the device, children."""
 
-
-class CostRustCore(RustUnifiedTreeCore):
+class CostRustCore(LeafHistory, RustUnifiedTreeCore):
     """The Rust tree core for FULL attention alone, with records.
 
     Attributes:
@@ -89,9 +80,7 @@ class CostRustCore(RustUnifiedTreeCore):
         super().__init__(params)
 
     def _clear(self) -> None:
-        # Records in kv.live have been leaves at least once; the others only gather history.
-        self._records: dict[int, PoolRecord] = {}
-        self._holds: dict[int, int] = {}
+        self.forget()
         self._inserting = False
         self._claimed: Path | None = None
         self._quota = 0
@@ -103,6 +92,16 @@ class CostRustCore(RustUnifiedTreeCore):
         self.pools.reset()
         self._clear()
         super().reset()
+
+    def set_hicache_enabled(self) -> None:
+        """Refuse a host tier: what is a leaf on the device alone cannot be told here.
+
+        Raises:
+            SettingsError: Always.
+        """
+        raise SettingsError(
+            "setting 'core' is 'rust' and a host tier is attached: set it to 'auto' or 'python'"
+        )
 
     # ---- walks -----------------------------------------------------------------------------
 
@@ -214,62 +213,6 @@ class CostRustCore(RustUnifiedTreeCore):
             )
         return cut
 
-    def _use(self, node_id: int, end: int, *, inserting: bool = False) -> PoolRecord:
-        """A walk ended at a node, ``end`` tokens from the root."""
-        kv = self.kv
-        guard, request = kv.guard, kv.request
-        heard = guard.refresh
-        record = self._records.get(node_id)
-        if record is None:
-            record = self._records[node_id] = self._unseen(node_id, end)
-        record.recency = kv.clock.accesses
-        if request is not None:
-            before = request.end
-            if end > request.counted:
-                record.uses += 1
-                record.last_use = kv.clock.now
-                heard = guard.touch
-                if before is not None:
-                    self._move_use(before)
-                request.counted = end
-                request.end = record
-            else:
-                if inserting:
-                    heard = guard.touch
-                # SGLang inserts the prompt once more after the whole: the request ends deeper.
-                if not inserting or before is None or before.end <= end or self._current(before) is None:
-                    request.end = record
-        if heard is not None and record.parent is not None:
-            heard(record)
-        return record
-
-    def _current(self, record: NodeRecord | None) -> PoolRecord | None:
-        """The record that its node has now; None where the node has gone."""
-        node_id = getattr(record, "node", None)
-        return None if node_id is None else self._records.get(node_id)
-
-    def _move_use(self, end: NodeRecord | None) -> PoolRecord | None:
-        """A request goes on below the node where it ended, if any, and takes its use along."""
-        record = self._current(end)
-        if record is not None:
-            record.uses -= 1
-            record.live_children = record.live_children or 1
-        return record
-
-    def _unseen(self, node_id: int, end: int) -> PoolRecord:
-        """A record for an interior node: all that it starts with is where the node ends."""
-        record = PoolRecord(0, None, 0, end, node_id)
-        record.live_children = 1
-        record.created = self.kv.clock.accesses
-        record.priority = LOWEST
-        record.locks = int(node_id in self._holds)
-        return record
-
-    def _refreshed(self, record: PoolRecord) -> None:
-        heard = self.kv.guard.refresh
-        if heard is not None and record.parent is not None:
-            heard(record)
-
     # ---- locks -----------------------------------------------------------------------------
 
     def inc_lock_ref(self, node_id: int, skip_lock_components: Sequence[Any] = ()) -> Any:
@@ -301,32 +244,6 @@ class CostRustCore(RustUnifiedTreeCore):
         """Undo one pin."""
         super().dec_full_pin(node_id)
         self._release(node_id)
-
-    def _hold(self, node_id: int) -> None:
-        holds = self._holds
-        count = holds.get(node_id, 0)
-        holds[node_id] = count + 1
-        if not count:
-            record = self._records.get(node_id)
-            if record is not None:
-                if record.parent is None:
-                    record.locks = 1
-                else:
-                    self.kv.lock(record)
-
-    def _release(self, node_id: int) -> None:
-        holds = self._holds
-        count = holds[node_id] - 1
-        if count:
-            holds[node_id] = count
-            return
-        del holds[node_id]
-        record = self._records.get(node_id)
-        if record is not None:
-            if record.parent is None:
-                record.locks = 0
-            else:
-                self.kv.unlock(record)
 
     # ---- victims ---------------------------------------------------------------------------
 
@@ -363,40 +280,21 @@ class CostRustCore(RustUnifiedTreeCore):
     def put_back(self, node_id: int) -> None:
         """A victim could not go after all: nothing was changed for it."""
 
-    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
+    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:  # noqa: ARG002  # no host tier
         """Evict a leaf; its parent takes over its history."""
         path, self._claimed = self._claimed, None
         if path is None or path[-1][0] != node_id:
             path = self._binding.collect_path_info([node_id])[0]
-        result = super().evict_device_leaf(node_id, is_write_back)
+        freed = self._binding.evict_device_leaf(node_id)
         self._gone(path)
-        return result
-
-    def _gone(self, path: Path) -> None:
-        records, kv = self._records, self.kv
-        record = records.pop(path[-1][0], None)
-        parent = leaf = None
-        if len(path) > 1:
-            parent_id, _, start, end, _, children = path[-2]
-            parent = records.get(parent_id)
-            if parent is None:
-                parent = records[parent_id] = self._unseen(parent_id, end)
-            if record is not None:
-                _merge(parent, record)
-                self._refreshed(parent)
-            parent.live_children = children - 1
-            if children == 1:
-                parent.depth, parent.tokens, leaf = start, end - start, parent
-        if record is not None and record.parent is not None:
-            if leaf is not None and leaf.parent is not None:
-                # The order offers the parent when it hears that its last child went.
-                kv.root.live_children -= 1
-                leaf.live_children, record.parent = 1, leaf
-            kv.remove(record)
-        if leaf is not None and leaf.parent is None:
-            records[leaf.node] = kv.insert(
-                leaf.node, leaf.tokens, leaf.depth, priority=leaf.priority, history=leaf, locks=leaf.locks
-            )
+        # Without a host tier and other components: the slots of the leaf, and nothing else.
+        return EvictDeviceLeafResult(
+            device_frees={FULL: freed.new_device_frees[0]},
+            host_frees={},
+            tracker={FULL: freed.tracker[0]},
+            cache_actions=self._cache_actions_from_tagged(freed.cache_actions),
+            unbacked_tokens=freed.unbacked_tokens,
+        )
 
     # ---- walks that stay SGLang's ------------------------------------------------------------
 
@@ -412,10 +310,12 @@ class CostRustCore(RustUnifiedTreeCore):
         if not self._own_walk:
             guard, passed = self.kv.guard, self._passed
             while (victim := guard.next_victim("kv")) is not None and victim.record.serial not in passed:
-                answer, node_id = self.claim(victim.record, self._quota)
-                if answer > 0:
-                    return EvictDeviceNextNodeResult(node_id=node_id, made_progress=True)
-                passed[victim.record.serial] = victim
+                record = victim.record
+                if isinstance(record, PoolRecord):
+                    answer, node_id = self.claim(record, self._quota)
+                    if answer > 0:
+                        return EvictDeviceNextNodeResult(node_id=node_id, made_progress=True)
+                passed[record.serial] = victim
             if not self.full_evictable_size():
                 return EvictDeviceNextNodeResult()
             self._own_walk = True
@@ -433,13 +333,3 @@ class CostRustCore(RustUnifiedTreeCore):
             for victim in self._passed.values():
                 defer(victim)
         self._passed = {}
-
-
-def _merge(parent: PoolRecord, record: PoolRecord) -> None:
-    """Add to a node's history that of a child that went."""
-    parent.uses += record.uses
-    parent.last_use = max(parent.last_use, record.last_use)
-    parent.recency = max(parent.recency, record.recency)
-    parent.priority = max(parent.priority, record.priority)
-    if record.created <= parent.created:
-        parent.created, parent.creator = record.created, record.creator

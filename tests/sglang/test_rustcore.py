@@ -233,6 +233,13 @@ def test_an_order_that_raises_is_dropped_for_lru(
     server.drain()
 
 
+def test_a_host_tier_is_refused() -> None:
+    server, core = small()
+    with pytest.raises(SettingsError, match="'auto' or 'python'"):
+        core.set_hicache_enabled()
+    server.drain()
+
+
 def test_reset_forgets_all() -> None:
     server, core = small()
     for i in range(5):
