@@ -258,8 +258,10 @@ class EvictionPipeline:
         except Exception as error:
             self._replaced("free_target", "raised", "0", error)
             return 0
+        if type(share) is float and share == 0.0:
+            return 0  # the usual answer
         if isinstance(share, (float, int)) and share is not True and 0 <= share < 1:
-            return math.ceil(share * state.capacity) if share else 0
+            return math.ceil(share * state.capacity)
         self._replaced(
             "free_target", f"answered {reprlib.repr(share)}, not a share from 0.0 to below 1.0", "0"
         )

@@ -539,7 +539,7 @@ class RadixCache:
     def _given(self, slots: Any, tokens: int) -> NDArray[np.int64] | None:
         if slots is None:
             return None
-        if hasattr(slots, "detach"):
+        if type(slots) is not np.ndarray and hasattr(slots, "detach"):
             self._device = slots.device
         given = as_int64(slots, "slots")
         if given.size != tokens:
@@ -568,9 +568,7 @@ class RadixCache:
     def _collect(self) -> NDArray[np.int64]:
         """Give the slots that an eviction freed back to the pool."""
         freed = self._store.freed
-        if not freed:
-            return np.empty(0, np.int64)
-        slots = _joined(freed)
+        slots = freed[0] if len(freed) == 1 else _joined(freed)
         freed.clear()
         self._pool.evict(slots)
         return slots

@@ -35,7 +35,7 @@ def as_int64(values: Any, what: str) -> NDArray[np.int64]:
         if values.dtype.kind not in "iu":
             raise TypeError(f"{what} have type {values.dtype}: give integers")
         values = values.astype(np.int64)
-    return np.ascontiguousarray(values)
+    return values if values.flags.c_contiguous else np.ascontiguousarray(values)
 
 
 def as_key(tokens: NDArray[np.int64], page_size: int) -> memoryview:

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 __all__ = ["SlotPool"]
 
-FREE = -1
-HELD = -2
+CACHED, FREE, HELD = range(3)
+_CACHED, _FREE = bytes((CACHED,)), bytes((FREE,))
 
 
 class SlotPool:
@@ -26,12 +26,15 @@ class SlotPool:
     def __init__(self, capacity: int, page_size: int = 1) -> None:
         self.capacity = capacity // page_size * page_size
         self.page_size = page_size
-        # FREE, HELD or, for a cached slot, the position that it was cached at: any int from 0 up.
-        self._state: NDArray[np.int32] = np.empty(self.capacity, np.int32)
+        # One byte per slot: CACHED, FREE or HELD.
+        self._state: NDArray[np.uint8] = np.empty(self.capacity, np.uint8)
+        # Where each slot was last named in an insert, to see whether it is named twice; never cleared.
+        self._named: NDArray[np.int32] = np.empty(self.capacity, np.int32)
         self._positions = np.arange(self.capacity, dtype=np.int32)
         # Slots in a row are kept as a part of this one array: nothing to copy, and nobody can write to it.
-        self._all: NDArray[np.int64] = np.arange(self.capacity)
-        self._all.flags.writeable = False
+        # It lies in bytes, since bytes are compared with a part of them in place, at memory speed.
+        self._row = np.arange(self.capacity, dtype=np.int64).tobytes()
+        self._all: NDArray[np.int64] = np.frombuffer(self._row, np.int64)
         self._offsets = np.arange(page_size)
         self.free = self.capacity
         self.cached = 0
@@ -85,50 +88,48 @@ class SlotPool:
         size, state = slots.size, self._state
         if not size:
             return slots.copy()
-        first = int(slots[0])
-        if (
-            0 <= first <= self.capacity - size
-            and int(slots[-1]) == first + size - 1
-            and bool((slots[1:] > slots[:-1]).all())
-        ):
-            own, row = self._all[first : first + size], state[first : first + size]
-            highest = row.max()
-            if highest < 0:
-                self._count(row, highest)
-                row.fill(0)
-                return own
+        if (first := self._row_at(slots)) is not None:
+            row = state[first : first + size]
+            before = row.tobytes()
+            if before.find(_CACHED) < 0:  # several times faster than `in`
+                self._count(before)
+                row.fill(CACHED)
+                return self._all[first : first + size]
         if size > self.capacity:
             raise ValueError(f"there are {size} slots, and the pool has {self.capacity}")
         try:
-            before = state.take(slots)  # faster than an index; checks the upper end, and counts from the end
+            states = state.take(slots)  # faster than an index; checks the upper end, and counts from the end
         except IndexError:
-            before = None
-        if before is None or slots.min() < 0:
+            states = None
+        if states is None or slots.min() < 0:
             wrong = slots[(slots < 0) | (slots >= self.capacity)][0]
             raise ValueError(f"slot {wrong} is not in the pool: slots go from 0 to {self.capacity - 1}")
-        highest = before.max()
-        if highest >= 0:
-            wrong = slots[before >= 0][0]
+        before = states.tobytes()
+        if _CACHED in before:
+            wrong = slots[states == CACHED][0]
             raise ValueError(f"slot {wrong} is in the cache already: insert each slot once")
-        state[slots] = marks = self._positions[:size]
-        if state.take(slots).tobytes() != marks.tobytes():  # a slot named twice holds its later position
-            state[slots] = before
+        named, marks = self._named, self._positions[:size]
+        named[slots] = marks
+        if named.take(slots).tobytes() != marks.tobytes():  # a slot named twice holds its later position
             values, counts = np.unique(slots, return_counts=True)
             raise ValueError(f"slot {values[counts > 1][0]} is named twice in one insert")
-        self._count(before, highest)
+        state[slots] = CACHED
+        self._count(before)
         return slots.copy()
 
-    def _count(self, before: NDArray[np.int32], highest: np.int32) -> None:
+    def _row_at(self, slots: NDArray[np.int64]) -> int | None:
+        """The first of one or more slots that follow each other in the pool; None for others."""
+        first, size = int(slots[0]), slots.size
+        if 0 <= first <= self.capacity - size and self._row.startswith(slots.data, 8 * first):
+            return first
+        return None
+
+    def _count(self, before: bytes) -> None:
         """Count slots that are cached from now on, by what they were before: held or free."""
-        if highest == HELD:
-            named = 0
-        elif before.min() == FREE:
-            named = before.size
-        else:
-            named = int(np.count_nonzero(before == FREE))
+        named = 0 if before.find(_FREE) < 0 else before.count(_FREE)
         self._stale |= named > 0
         self.free -= named
-        self.cached += before.size
+        self.cached += len(before)
 
     def release(self, slots: NDArray[np.int64]) -> None:
         """Free held slots.
@@ -154,23 +155,33 @@ class SlotPool:
         self.free += self._put_back(slots)
 
     def _put_back(self, slots: NDArray[np.int64]) -> int:
+        size, page_size = slots.size, self.page_size
+        if size == 1 == page_size and not self._stale:  # most evictions of a busy server
+            slot = slots[0]
+            self._state[slot] = FREE
+            self._stack[self._top] = slot
+            self._top += 1
+            return 1
+        if not size:
+            return 0
         self._state[slots] = FREE
-        page_size = self.page_size
         if self._stale:
             pass  # the next sweep finds them
         elif page_size == 1:
             self._push(slots)
-        elif slots.size % page_size == 0:
+        elif (first := self._row_at(slots)) is not None and not (first | size) % page_size:
+            self._push(self._all[first // page_size : (first + size) // page_size])
+        elif size % page_size == 0:
             # Slots that are freed together are distinct: as many of one page as it has are all of it.
             pages = (slots // page_size).reshape(-1, page_size)
-            first = pages[:, 0]
-            if (pages == first[:, None]).all():
-                self._push(first)
+            firsts = pages[:, 0]
+            if (pages == firsts[:, None]).all():
+                self._push(firsts)
             else:
                 self._stale = True
         else:
             self._stale = True
-        return slots.size
+        return size
 
     def _push(self, pages: NDArray[np.int64]) -> None:
         stop = self._top + pages.size

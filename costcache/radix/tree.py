@@ -199,7 +199,7 @@ class RadixTree:
         if slots is not None:
             freed = slots[keep:]
             node.slots = slots[:keep]
-            if slots.flags.writeable and 2 * keep < _base_size(slots):
+            if 2 * keep < _base_size(slots) and slots.flags.writeable:
                 node.slots = slots[:keep].copy()
         node.checksum = None
         node.tokens = keep

@@ -37,7 +37,8 @@ def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> fl
 @hookimpl
 def adjust_eviction_count(model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings) -> int:
     """What is requested, in whole pages: within one pool of slots, counting tokens is exact."""
-    return min(requested + -requested % pool.page_size, max(pool.capacity, requested))
+    rest = requested % pool.page_size
+    return min(requested - rest + pool.page_size, max(pool.capacity, requested)) if rest else requested
 
 
 @hookimpl
