@@ -204,7 +204,7 @@ class RequestInfo:
 
     Attributes:
         output_tokens: Tokens generated.
-        new_tokens: Prompt tokens that the cache had never seen, None where unknown.
+        new_tokens: Prompt tokens that the cache did not have when the request began, None where unknown.
         finish_reason: ``"stop"``, ``"tool_call"``, ``"length"``, ``"abort"``, or the
             server's own word; None where unknown.
         priority: The request's priority; higher is kept longer by the ``priority`` order.

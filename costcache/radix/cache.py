@@ -355,7 +355,7 @@ class RadixCache:
         matched = node.depth + node.tokens
         parts = [] if given is None or not matched else _slots(node)
         if node.priority < priority:  # then no node in front has more either
-            self._raise_priority(node, priority)
+            tree.raise_priority(node, priority)
         whole = array.size - array.size % page_size
         added = whole - matched
         if whole > self._pool.capacity and not record.oversized:
@@ -391,7 +391,7 @@ class RadixCache:
             raise ValueError(f"request {request!r} is not running: finish each request once")
         info = info if info is not None else RequestInfo()
         if info.priority and record.end is not None:
-            self._raise_priority(record.end, info.priority)
+            self._tree.raise_priority(record.end, info.priority)
         heard = self._store.guard.finish
         if heard is not None:
             heard(record, info)
@@ -554,16 +554,6 @@ class RadixCache:
         import torch
 
         return torch.from_numpy(slots).to(self._device)
-
-    def _raise_priority(self, node: NodeRecord, priority: int) -> None:
-        heard = self._store.guard.refresh
-        current = node
-        while current.parent is not None:
-            if current.priority < priority:
-                current.priority = priority
-                if heard is not None:
-                    heard(current)
-            current = current.parent
 
     def _collect(self) -> NDArray[np.int64]:
         """Give the slots that an eviction freed back to the pool."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from costcache.radix.node import Node, Root
-from costcache.records import Clock, RequestRecord
+from costcache.records import Clock, NodeRecord, RequestRecord
 
 if TYPE_CHECKING:
     import numpy as np
@@ -264,6 +264,17 @@ class RadixTree:
             current.recency = recency
             if heard is not None:
                 heard(current)
+            current = current.parent
+
+    def raise_priority(self, node: NodeRecord, priority: int) -> None:
+        """Give ``node`` and its ancestors this priority where theirs is lower."""
+        heard = self.events.refresh
+        current = node
+        while current.parent is not None:
+            if current.priority < priority:
+                current.priority = priority
+                if heard is not None:
+                    heard(current)
             current = current.parent
 
     def clear(self) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from costcache.radix.store import PrefixStore
-from costcache.records import RequestInfo, RequestRecord
+from costcache.records import RequestRecord
+from costcache.sim.requests import RequestInfos
 from costcache.sim.results import Outcome
 
 if TYPE_CHECKING:
@@ -48,11 +49,9 @@ def replay(
     begin, namespace, now = clock.begin, (), time.perf_counter
     page_size, page_bytes = tree.page_size, tree.page_bytes
     reserve = store.pipeline.reserve() if always_free else 0
-    times, whole, outputs = (
-        trace.timestamps.tolist(),
-        keys.tokens.tolist(),
-        trace.output_tokens.tolist(),
-    )
+    times, whole = trace.timestamps.tolist(), keys.tokens.tolist()
+    priorities = None if trace.priorities is None else trace.priorities.tolist()
+    info = RequestInfos(trace).of
     matched: list[int] = []
     done, deciding = 0, 0.0
     with no_collector():
@@ -80,9 +79,11 @@ def replay(
                     before = now()
                     store.evict(reserve - store.free, watermark=False)
                     deciding += now() - before
+            if priorities is not None and priorities[i]:
+                tree.raise_priority(request.end or node, priorities[i])
             finish = store.guard.finish
             if finish is not None:
-                finish(request, RequestInfo(output_tokens=outputs[i]))
+                finish(request, info(i, found))
             if progress is not None and i - done >= _PER_REPORT:
                 progress(i - done)
                 done = i

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from costcache.records import RequestInfo, RequestRecord
+from costcache.records import RequestRecord
 from costcache.sim.replay import no_collector, outcome_of
+from costcache.sim.requests import RequestInfos
 
 if TYPE_CHECKING:
     from costcache.radix.node import Node
@@ -107,6 +108,8 @@ class _Server:
         self.arrivals: list[float] = (times / settings.rate).tolist()
         self.inputs: list[int] = trace.input_tokens.tolist()
         self.outputs: list[int] = trace.output_tokens.tolist()
+        self.infos = RequestInfos(trace)
+        self.priorities: list[int] | None = None if trace.priorities is None else trace.priorities.tolist()
         self.whole: list[int] = keys.tokens.tolist()
         self.reserve = store.pipeline.reserve() if always_free else 0
         self.watermark = not always_free
@@ -199,6 +202,8 @@ class _Server:
             first = cached // page * tree.page_bytes
             store.held -= added
             leaf = tree.append(leaf, key[first : first + added // page * tree.page_bytes], None, request)
+        if self.priorities is not None and self.priorities[index]:
+            tree.raise_priority(leaf, self.priorities[index])
         if leaf is not node:
             tree.lock(leaf)
             tree.unlock(node)
@@ -212,7 +217,7 @@ class _Server:
         store.held -= run.held
         store.tree.unlock(run.node)
         if store.guard.finish is not None:
-            store.guard.finish(run.request, RequestInfo(output_tokens=self.outputs[run.number]))
+            store.guard.finish(run.request, self.infos.of(run.number, self.matched[run.number]))
         self.restore()
 
     def restore(self) -> None:

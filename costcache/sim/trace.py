@@ -23,7 +23,7 @@ Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 
 _ID_BYTES = 8
-_OPTIONAL = ("sessions", "think_seconds", "service_seconds", "finish")
+_OPTIONAL = ("sessions", "think_seconds", "service_seconds", "finish", "priorities")
 # Units expanded at once: enough that numpy's overhead is paid seldom, few enough for a cache.
 _UNITS_PER_BATCH = 1 << 19
 
@@ -50,6 +50,8 @@ class Trace:
         finish: Recorded stop reason as an index of ``finish_names``, int64 of shape (n,), -1 where it
             is not known; None where no request says.
         finish_names: The stop reasons that occur.
+        priorities: Priority of each request, higher is kept longer, int64 of shape (n,); None where no
+            request says.
         output_ids: Block ids of prompts with their generated tokens, int64; None where those are not
             known. Of request i, the blocks from ``input_tokens // block_size`` on: the partial last
             block of the prompt as it is when the output has filled it up, and the rest of the output.
@@ -72,6 +74,7 @@ class Trace:
     service_seconds: Float64 | None = None
     finish: Int64 | None = None
     finish_names: tuple[str, ...] = ()
+    priorities: Int64 | None = None
     output_ids: Int64 | None = None
     output_offsets: Int64 | None = None
 

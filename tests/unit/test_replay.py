@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,9 @@ from costcache.policies.lru import LRU
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
+from costcache.sim.requests import finish_reason
 from costcache.sim.results import TIMING, Run
+from costcache.sim.serving import ServingSettings
 from costcache.sim.trace import Trace
 from costcache.sim.workloads import generate, workload_settings
 
@@ -230,18 +232,62 @@ def offering(name: str, order: type[VictimOrder]) -> PluginManager:
     return manager
 
 
-def test_requests_are_finished_with_their_outputs_and_the_clock_is_the_traces() -> None:
+def listening() -> tuple[PluginManager, list[tuple[RequestRecord, RequestInfo]]]:
+    """LRU as ``listening``, and what it hears of the ends of requests."""
+    heard: list[tuple[RequestRecord, RequestInfo]] = []
+
     class Listening(LRU):
         def finish(self, request: RequestRecord, info: RequestInfo) -> None:
-            heard.append((request.number, info.output_tokens, request.began))
+            heard.append((request, info))
 
-    heard: list[tuple[int, int, float]] = []
-    manager = offering("listening", Listening)
-    trace = generate("chat", workload_settings("chat", {"requests": 50}))
-    run(trace, 16, None, "listening", manager)
-    assert heard == list(
-        zip(range(1, 51), trace.output_tokens.tolist(), trace.timestamps.tolist(), strict=True)
+    return offering("listening", Listening), heard
+
+
+@pytest.mark.parametrize("serving", [None, ServingSettings(concurrency=1, decode_seconds=0)])
+def test_policies_are_told_what_a_trace_says_of_its_requests(serving: ServingSettings | None) -> None:
+    manager, heard = listening()
+    trace = Trace(
+        name="told",
+        block_size=2,
+        timestamps=np.array([1.0, 20.0, 30.5, 40.0]),
+        input_tokens=np.array([5, 6, 3, 0], np.int64),
+        output_tokens=np.array([7, 1, 0, 2], np.int64),
+        ids=np.array([1, 2, 3, 1, 2, 4, 8, 9], np.int64),
+        offsets=np.array([0, 3, 6, 8, 8], np.int64),
+        sessions=np.array([0, 0, 1, 2], np.int64),
+        finish=np.array([1, 0, 2, -1], np.int64),
+        finish_names=("end_turn", "tool_use", "refusal"),
+        priorities=np.array([0, 3, 0, 0], np.int64),
     )
+    simulator = Simulator(trace, MODEL, Deployment(page_size=2), plugins=manager)
+    simulator.run(Settings(policy="listening"), None, serving=serving)
+    assert [request.number for request, _ in heard] == [1, 2, 3, 4]
+    assert [info for _, info in heard] == [
+        RequestInfo(output_tokens=7, new_tokens=5, finish_reason="tool_call", session="0"),
+        RequestInfo(output_tokens=1, new_tokens=2, finish_reason="stop", session="0", priority=3),
+        RequestInfo(output_tokens=0, new_tokens=3, finish_reason="refusal", session="1"),
+        RequestInfo(output_tokens=2, new_tokens=0, finish_reason=None, session="2"),
+    ]
+    ends = [(end.tokens, end.priority) for request, _ in heard if (end := request.end) is not None]
+    assert ends[:3] == [(4, 3), (2, 3), (2, 0)]  # the first request's node has the second's priority now
+    if serving is None:
+        assert [request.began for request, _ in heard] == trace.timestamps.tolist()
+
+
+def test_what_a_trace_does_not_say_is_not_told() -> None:
+    manager, heard = listening()
+    trace = replace(generate("chat", workload_settings("chat", {"requests": 50})), sessions=None)
+    run(trace, 16, None, "listening", manager)
+    assert [info.output_tokens for _, info in heard] == trace.output_tokens.tolist()
+    assert all((info.finish_reason, info.session, info.priority) == (None, None, 0) for _, info in heard)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told"),
+    [("stop", "stop"), ("tool_calls", "tool_call"), ("max_tokens", "length"), ("abort", "abort"), ("x", "x")],
+)
+def test_stop_reasons_are_told_in_one_language(recorded: str, told: str) -> None:
+    assert finish_reason(recorded) == told
 
 
 def test_an_order_that_fails_is_replaced_and_counted() -> None:

@@ -132,6 +132,7 @@ MESSAGES: list[Row] = [
         "body": {
             "messages": [*CHAT, {"role": "assistant", "content": "Yes."}],
             "tools": [{"type": "function"}],
+            "priority": -2,
         },
         "timestamp": 1769860801.5,
         "response": {
@@ -337,6 +338,8 @@ def test_messages_are_one_text_each(tmp_path: Path) -> None:
     assert trace.output_tokens[0] == 7
     assert trace.output_ids is None  # the text of the first answer is not known
     assert trace.finish_names == ("tool_calls",)
+    assert trace.priorities is not None
+    assert trace.priorities.tolist() == [0, -2]
     plain: list[Row] = [
         {"messages": CHAT[:1]},
         {"messages": CHAT},
@@ -446,6 +449,7 @@ def test_files_that_are_no_trace_are_named(tmp_path: Path, data: bytes, message:
             {"body": {"messages": [{}]}},
             r"body.messages\[0\].role is missing; expected who speaks",
         ),
+        ("messages", 1, {"priority": 2**31}, "priority is 2147483648; expected a whole number of 32 bits"),
         ("messages", 2, {"timestamp": "noon"}, "timestamp is 'noon'; expected seconds, 0 or more, or a date"),
     ],
 )

@@ -32,6 +32,7 @@ class Columns:
         self._offsets, self._output_offsets = array("q", [0]), array("q", [0])
         self._sessions, self._finish = array("q"), array("q")
         self._think, self._service = array("d"), array("d")
+        self._priorities = array("q")
         self._session_numbers: dict[object, int] = {}
         self._finish_numbers: dict[str, int] = {}
         self._has_sessions = False
@@ -50,6 +51,7 @@ class Columns:
         think: float | None = None,
         service: float | None = None,
         finish: str | None = None,
+        priority: int = 0,
     ) -> None:
         """Add the request whose ids were appended last.
 
@@ -61,6 +63,7 @@ class Columns:
             think: Seconds since the session's last answer; None where unknown.
             service: Seconds that the server took; None where unknown.
             finish: The stop reason; None or empty where unknown.
+            priority: Higher is kept longer; 0 where unknown.
         """
         self._times.append(seconds)
         self._inputs.append(input_tokens)
@@ -76,6 +79,7 @@ class Columns:
         self._service.append(math.nan if service is None else service)
         number = self._finish_numbers.setdefault(finish, len(self._finish_numbers)) if finish else -1
         self._finish.append(number)
+        self._priorities.append(priority)
 
     def no_outputs(self) -> None:
         """Say that the generated tokens of a request are not known: then those of none are kept."""
@@ -110,6 +114,7 @@ class Columns:
             service_seconds=None if np.isnan(service).all() else service,
             finish=_integers(self._finish) if self._finish_numbers else None,
             finish_names=tuple(self._finish_numbers),
+            priorities=_integers(self._priorities) if any(self._priorities) else None,
             output_ids=_integers(self.output_ids) if outputs else None,
             output_offsets=_integers(self._output_offsets) if outputs else None,
         ).in_time_order()

@@ -1,7 +1,8 @@
 """Chat requests as OpenAI's interface takes them, one a line.
 
 A line holds ``messages``, or a ``body`` that holds them (a batch file). Beside them may stand:
-``tools``; ``timestamp`` (seconds, or a date and time); ``session_id``; ``response``, the answer as
+``tools``; ``priority`` (as SGLang and vLLM take it); ``timestamp`` (seconds, or a date and time);
+``session_id``; ``response``, the answer as
 the interface gives it, with ``choices`` and ``usage``. Where there is no ``response`` and the last
 message is the assistant's, that is the answer.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["read_messages"]
 
 
+_Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+
+
 class _Message(msgspec.Struct, omit_defaults=True):
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -38,6 +42,7 @@ class _Message(msgspec.Struct, omit_defaults=True):
 class _Body(msgspec.Struct):
     messages: list[_Message]
     tools: list[dict[str, Any]] | None = None
+    priority: _Priority | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -65,6 +70,7 @@ class _Line(msgspec.Struct):
     response: _Response | None = None
     timestamp: Seconds | str | None = None
     session_id: str | int | None = None
+    priority: _Priority | None = None
 
 
 _TIME = "seconds, 0 or more, or a date and time as 2026-01-31T12:00:00Z"
@@ -85,6 +91,7 @@ _ROWS = Rows(
         "completion_tokens": "generated tokens, a whole number from 0 on",
         "timestamp": _TIME,
         "session_id": "the session's name, text",
+        "priority": "a whole number of 32 bits, higher is kept longer",
     },
 )
 
@@ -105,9 +112,8 @@ def read_messages(source: Source, *, block_size: int | None = None, tokenizer: s
     columns = TextColumns(source, tokenizer, block_size)
     timed: bool | None = None
     for number, row in _ROWS.read(source):
-        messages, tools = row.messages, row.tools
-        if row.body is not None:
-            messages, tools = row.body.messages, row.body.tools
+        asked = row if row.body is None else row.body
+        messages, tools = asked.messages, asked.tools
         if messages is None:
             fail(source.label, number, "messages", None, "a list of messages, here or in body")
         if timed is None:
@@ -125,6 +131,7 @@ def read_messages(source: Source, *, block_size: int | None = None, tokenizer: s
             output_tokens=tokens if answer is None else None,
             session=row.session_id,
             finish=finish,
+            priority=asked.priority or 0,
         )
     return columns.trace(from_zero=True)
 

@@ -110,6 +110,7 @@ class TextColumns:
         output_tokens: int | None = None,
         session: object = None,
         finish: str | None = None,
+        priority: int = 0,
     ) -> None:
         """Add a request.
 
@@ -120,6 +121,7 @@ class TextColumns:
             output_tokens: Its tokens where its text is not known.
             session: What tells its session from others; None where nothing does.
             finish: The stop reason.
+            priority: Higher is kept longer.
         """
         tokens = list(itertools.chain.from_iterable(map(self._encode, prompt)))
         answer = list(itertools.chain.from_iterable(map(self._encode, output)))
@@ -131,7 +133,7 @@ class TextColumns:
             columns.output_ids.extend(self._blocks(tokens + answer)[len(tokens) // self._size :])
         else:
             self.columns.no_outputs()
-        columns.add(seconds, len(tokens), output_tokens, session=session, finish=finish)
+        columns.add(seconds, len(tokens), output_tokens, session=session, finish=finish, priority=priority)
 
     def trace(self, *, from_zero: bool = False) -> Trace:
         """The requests in the order of their times.

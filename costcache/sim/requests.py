@@ -1,0 +1,66 @@
+"""What a policy is told of each request of a trace when it ends, as a server would tell it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from costcache.records import RequestInfo
+
+if TYPE_CHECKING:
+    from costcache.sim.trace import Trace
+
+__all__ = ["RequestInfos", "finish_reason"]
+
+_REASONS = {
+    "end_turn": "stop",
+    "eos": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "tool_call",
+    "tool_calls": "tool_call",
+    "function_call": "tool_call",
+    "max_tokens": "length",
+    "cancelled": "abort",
+}
+
+
+def finish_reason(recorded: str) -> str:
+    """A recorded stop reason in the words of :class:`~costcache.records.RequestInfo`.
+
+    Words of the Anthropic and OpenAI interfaces become ``stop``, ``tool_call``, ``length`` or ``abort``;
+    others stay as they are.
+    """
+    return _REASONS.get(recorded, recorded)
+
+
+class RequestInfos:
+    """Makes the info of a trace's requests.
+
+    Args:
+        trace: The requests, in the order of their numbers.
+    """
+
+    __slots__ = ("_finish", "_inputs", "_outputs", "_priorities", "_sessions")
+
+    def __init__(self, trace: Trace) -> None:
+        reasons = [*map(finish_reason, trace.finish_names), None]  # -1, unknown, is the last one
+        self._inputs: list[int] = trace.input_tokens.tolist()
+        self._outputs: list[int] = trace.output_tokens.tolist()
+        self._finish = None if trace.finish is None else [reasons[i] for i in trace.finish.tolist()]
+        self._sessions = None if trace.sessions is None else [str(i) for i in trace.sessions.tolist()]
+        self._priorities = None if trace.priorities is None else trace.priorities.tolist()
+
+    def of(self, request: int, matched: int) -> RequestInfo:
+        """The info of one request.
+
+        Args:
+            request: Its number in the trace.
+            matched: Prompt tokens that the cache found when it began; the rest of them count as new,
+                as they do for a server, which does not remember what it had once.
+        """
+        return RequestInfo(
+            output_tokens=self._outputs[request],
+            new_tokens=self._inputs[request] - matched,
+            finish_reason=None if self._finish is None else self._finish[request],
+            priority=0 if self._priorities is None else self._priorities[request],
+            session=None if self._sessions is None else self._sessions[request],
+        )
