@@ -94,6 +94,28 @@ OUTPUT = click.Path(path_type=Path)
     "--decode-seconds", type=float, default=0.025, show_default=True, help="With --serving: per output token."
 )
 @click.option("--rate", type=float, default=1.0, show_default=True, help="With --serving: speed of arrivals.")
+@click.option(
+    "--load",
+    type=click.Choice(["auto", "open", "sessions", "clients"]),
+    default="auto",
+    show_default=True,
+    help="With --serving, what brings requests: the trace's clock; or session starts, answers and think "
+    "times; or --concurrency clients, one session after the other.  auto: sessions where the trace has think "
+    "times, else open.",
+)
+@click.option(
+    "--service",
+    type=click.Choice(["modelled", "recorded"]),
+    default="modelled",
+    show_default=True,
+    help="With --serving, how long a request runs: by its tokens, or as the trace recorded it.",
+)
+@click.option(
+    "--outputs/--no-outputs",
+    default=True,
+    show_default=True,
+    help="With --serving: cache generated tokens, where the trace names them.",
+)
 @click.option("--always-free", is_flag=True, help="Restore the free target after every request.")
 @click.option("--warmup", type=int, default=0, show_default=True, help="Requests that rates leave out.")
 @click.option(
@@ -126,6 +148,9 @@ def simulate(
     concurrency: int,
     decode_seconds: float,
     rate: float,
+    load: str,
+    service: str,
+    outputs: bool,
     always_free: bool,
     warmup: int,
     prefill: str,
@@ -139,7 +164,7 @@ def simulate(
     """Replay TRACE under many policies and capacities.
 
     TRACE is a file of any format that 'costcache trace info' knows, or - for standard input. Prompts are
-    cached, in whole pages; requests come one at a time.
+    cached, in whole pages; requests come one at a time, unless --serving is given.
     """
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
@@ -149,6 +174,7 @@ def simulate(
     from costcache.sim.results import gap_closed
     from costcache.sim.serving import ServingSettings
     from costcache.sim.sweep import Cell, outcomes
+    from costcache.sim.traces.summary import ideal_with_outputs
     from costcache.sizes import parse_capacity
 
     if report or plot:
@@ -159,7 +185,15 @@ def simulate(
     model = ModelSpec.resolve(model_name)
     plugins = get_plugins()
     server = read_settings(
-        ServingSettings, {"concurrency": concurrency, "decode_seconds": decode_seconds, "rate": rate}
+        ServingSettings,
+        {
+            "concurrency": concurrency,
+            "decode_seconds": decode_seconds,
+            "rate": rate,
+            "load": load,
+            "service": service,
+            "outputs": outputs,
+        },
     )
     settings = {
         name: read_settings(
@@ -218,6 +252,7 @@ def simulate(
         if report or plot:
             _write_reports(bar, simulator, cells, found, report, plot)
     ideal = trace.ideal_hit_rate(served.page_size)
+    kept = ideal_with_outputs(trace, served.page_size) if serving and outputs else None
     if as_json:
         echo_json(
             {
@@ -228,6 +263,7 @@ def simulate(
                     "block_size": trace.block_size,
                     "distinct_pages": distinct,
                     "ideal_token_hit_rate": ideal,
+                    "ideal_with_outputs": kept,
                 },
                 "model": model.name,
                 "deployment": served.model_dump(mode="json"),
@@ -241,7 +277,7 @@ def simulate(
             }
         )
         return
-    _print(trace, model.name, served.page_size, distinct, ideal, runs)
+    _print(trace, model.name, served.page_size, distinct, ideal, kept, runs)
     say(
         console(), f"TTFT by {simulator.prefill.name}{', queue included' if serving else ', without a queue'}"
     )
@@ -284,7 +320,15 @@ def _settings(assignments: tuple[str, ...], policies: list[str]) -> dict[str, di
     return own
 
 
-def _print(trace: Trace, model: str, page_size: int, distinct: int, ideal: float, runs: list[Run]) -> None:
+def _print(
+    trace: Trace,
+    model: str,
+    page_size: int,
+    distinct: int,
+    ideal: float,
+    kept: float | None,
+    runs: list[Run],
+) -> None:
     from costcache.sim.results import gap_closed
 
     out = console()
@@ -293,7 +337,8 @@ def _print(trace: Trace, model: str, page_size: int, distinct: int, ideal: float
         f"{trace.name}: {len(trace):,} requests, {int(trace.input_tokens.sum()):,} prompt tokens; "
         f"{model}, pages of {page_size}",
     )
-    say(out, f"{distinct:,} distinct whole pages; unlimited, {ideal:.2%} of the tokens hit")
+    also = "" if kept is None else f", {kept:.2%} with generated tokens kept"
+    say(out, f"{distinct:,} distinct whole pages; unlimited, {ideal:.2%} of the tokens hit{also}")
     say(out)
     gaps = [gap_closed(run, runs) for run in runs]
     table = new_table(

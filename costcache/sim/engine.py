@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +162,11 @@ class Simulator:
             SettingsError: A setting is wrong, or the pool holds less than a page.
         """
         self._check(settings, capacity_tokens)
+        if settings.policy == "infinite" and serving is not None:
+            unlimited = self._tree(
+                settings.model_copy(update={"policy": "lru"}), None, serving, False, progress
+            )
+            return replace(unlimited, policy="infinite")
         if settings.policy in OFFLINE:
             if serving is not None:
                 raise SettingsError(f"policy {settings.policy!r} is for the plain mode: leave out --serving")
@@ -231,7 +237,8 @@ class Simulator:
         if capacity_tokens is None:
             outputs = 0 if serving is None else int(self.trace.output_tokens.sum())
             tokens = int(self.trace.input_tokens.sum()) + outputs
-            capacity_tokens = tokens + (2 * len(self.trace) + 1) * self._deployment.page_size
+            rest = max(self._deployment.page_size, self.trace.block_size)  # of a page, or of a block
+            capacity_tokens = tokens + (2 * len(self.trace) + 1) * rest
         store = PrefixStore(
             self._model,
             capacity_tokens,

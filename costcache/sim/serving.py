@@ -4,7 +4,8 @@ One server with one prefill at a time and many decodes at once. A request waits 
 come, first served), for a free place among the running ones, and for slots; it then matches all but
 its last prompt token (a server always computes that one), locks what it matched, and holds
 slots for the rest of its prompt and for its output until it ends. Its prompt is cached when its prefill
-ends. Its output is not, since traces do not name output tokens.
+ends. Its output is cached when it ends, where the trace names the generated tokens: all but the last one,
+which was never computed on.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from costcache.errors import SettingsError
 from costcache.records import RequestRecord
+from costcache.sim.load import Load, load_kind
 from costcache.sim.replay import no_collector, outcome_of
 from costcache.sim.requests import RequestInfos
 
@@ -44,15 +46,28 @@ class ServingSettings(BaseModel):
     decode_seconds: float = Field(
         0.025, ge=0, allow_inf_nan=False, description="Seconds per output token of a running request."
     )
+    service: Literal["modelled", "recorded"] = Field(
+        "modelled",
+        description="How long a request runs: its prefill and its output tokens, or what the trace recorded "
+        "of it, where it did.",
+    )
+    load: Literal["auto", "open", "sessions", "clients"] = Field(
+        "auto",
+        description="What brings requests: the trace's clock (open), answers and think times behind the "
+        "trace's session starts (sessions), or as many clients as run at once, one session after the other "
+        "(clients). auto is sessions where the trace has think times, else open.",
+    )
+    outputs: bool = Field(True, description="Cache generated tokens, where the trace names them.")
     spread_bursts: bool = Field(
         True,
-        description="Spread requests of one timestamp evenly up to the next: traces round their clocks.",
+        description="Spread requests of one timestamp evenly up to the next, with load open: traces round "
+        "their clocks.",
     )
     rate: float = Field(
         1.0,
         gt=0,
         allow_inf_nan=False,
-        description="Speed of arrivals against the trace: 0.5 is half as fast.",
+        description="Speed of the trace's clock: 0.5 is half as fast. Think times stay as they are.",
     )
 
 
@@ -104,8 +119,23 @@ class _Server:
         progress: Callable[[int], None] | None,
     ) -> None:
         self.keys, self.store, self.prefill, self.settings = keys, store, prefill, settings
-        times = _spread(trace.timestamps) if settings.spread_bursts else trace.timestamps
-        self.arrivals: list[float] = (times / settings.rate).tolist()
+        self.load = Load(
+            trace,
+            load_kind(settings.load, trace),
+            clients=settings.concurrency,
+            rate=settings.rate,
+            spread=settings.spread_bursts,
+        )
+        left = trace.with_outputs(computed=True) if settings.outputs else None
+        self.left = None if left is None else left.page_keys(keys.page_size)
+        self.service: list[float] = []
+        if settings.service == "recorded":
+            if trace.service_seconds is None:
+                raise SettingsError(
+                    f"service is 'recorded', and {trace.name} does not say how long requests took: leave it "
+                    "at 'modelled'"
+                )
+            self.service = np.nan_to_num(trace.service_seconds, nan=-1.0).tolist()
         self.inputs: list[int] = trace.input_tokens.tolist()
         self.outputs: list[int] = trace.output_tokens.tolist()
         self.infos = RequestInfos(trace)
@@ -124,31 +154,51 @@ class _Server:
     def run(self) -> Outcome:
         started = time.perf_counter()
         waiting: deque[int] = deque()
-        arrivals, running, limit = self.arrivals, self.running, self.settings.concurrency
-        upcoming, done, count = 0, 0, len(arrivals)
+        running, limit = self.running, self.settings.concurrency
+        told, count, done = 0, len(self.inputs), 0
         now = 0.0
-        while upcoming < count or waiting:
+        while True:
             if not waiting:
-                now = max(now, arrivals[upcoming])
+                event = self.next_event()
+                if event is None:
+                    break
+                now = max(now, event)
             now = max(now, self.free_at)
-            while upcoming < count and arrivals[upcoming] <= now:
-                waiting.append(upcoming)
-                upcoming += 1
-            while running and running[0].ends <= now:
-                self.finish(heapq.heappop(running))
+            self.until(now, waiting)
+            if not waiting:
+                continue
             if len(running) < limit and self.start(waiting[0], now, alone=not running):
                 waiting.popleft()
-                if self.progress is not None and (upcoming - len(waiting)) - done >= _PER_REPORT:
-                    self.progress(upcoming - len(waiting) - done)
-                    done = upcoming - len(waiting)
+                done += 1
+                if self.progress is not None and done - told >= _PER_REPORT:
+                    self.progress(done - told)
+                    told = done
             else:
                 now = max(now, running[0].ends)  # a place, or slots, come free then
-        while running:
-            self.finish(heapq.heappop(running))
         if self.progress is not None:
-            self.progress(count - done)
+            self.progress(count - told)
         seconds = time.perf_counter() - started
         return outcome_of(self.store, self.matched, seconds, self.deciding, self.ttft)
+
+    def next_event(self) -> float | None:
+        """When the next request comes or ends; None where nothing is left to happen."""
+        comes = self.load.next_time()
+        ends = self.running[0].ends if self.running else None
+        if comes is None or ends is None:
+            return ends if comes is None else comes
+        return min(comes, ends)
+
+    def until(self, now: float, waiting: deque[int]) -> None:
+        """All that happens up to ``now``, in order: an end may bring a new request."""
+        running, load = self.running, self.load
+        while True:
+            comes = load.next_time()
+            if running and running[0].ends <= now and (comes is None or running[0].ends <= comes):
+                self.finish(heapq.heappop(running))
+            elif comes is not None and comes <= now:
+                waiting.append(load.take())
+            else:
+                return
 
     def start(self, index: int, now: float, *, alone: bool) -> bool:
         """Admit the request at the head of the queue and run its prefill; False when it must wait."""
@@ -180,11 +230,13 @@ class _Server:
         store.held += held
         took = self.prefill.one(max(1, tokens - found) if tokens else 0, found)
         self.free_at = now + took
-        self.ttft[index] = self.free_at - self.arrivals[index]
+        self.ttft[index] = self.free_at - self.load.arrivals[index]
         self.matched[index] = found
         node, held = self.cache_prompt(index, key, node, held, request)
         self.restore()
         ends = self.free_at + max(0, output - 1) * self.settings.decode_seconds
+        if self.service and self.service[index] >= 0.0:
+            ends = max(self.free_at, now + self.service[index])
         heapq.heappush(self.running, _Running(ends, index, node, held, request))
         return True
 
@@ -202,23 +254,47 @@ class _Server:
             first = cached // page * tree.page_bytes
             store.held -= added
             leaf = tree.append(leaf, key[first : first + added // page * tree.page_bytes], None, request)
-        if self.priorities is not None and self.priorities[index]:
-            tree.raise_priority(leaf, self.priorities[index])
+        self.prefer(leaf, index)
         if leaf is not node:
             tree.lock(leaf)
             tree.unlock(node)
         return leaf, held - max(0, added)
 
     def finish(self, run: _Running) -> None:
-        """End a request: free what it held, unlock its prefix."""
+        """End a request: cache its output, free what it held, unlock its prefix."""
         store = self.store
         clock = store.tree.clock
         clock.advance(max(run.ends, clock.now))
-        store.held -= run.held
+        held = run.held if self.left is None else self.cache_output(self.left, run)
+        store.held -= held
         store.tree.unlock(run.node)
         if store.guard.finish is not None:
             store.guard.finish(run.request, self.infos.of(run.number, self.matched[run.number]))
         self.restore()
+        self.load.ended(run.number, run.ends)
+
+    def cache_output(self, left: PageKeys, run: _Running) -> int:
+        """Move the output's whole pages from the request to the tree; returns the slots it still holds."""
+        store, tree = self.store, self.store.tree
+        page, tokens = tree.page_size, int(left.tokens[run.number])
+        if tokens <= self.whole[run.number]:
+            return run.held  # the output fills no page
+        key = bytes(left[run.number])
+        leaf = tree.match(tree.root(()), key, run.request)
+        cached = leaf.depth + leaf.tokens
+        # A partial block of the prompt has another name once it is full: its pages are cached twice.
+        added = min(tokens - cached, run.held // page * page)
+        if added > 0:
+            first = cached // page * tree.page_bytes
+            store.held -= added
+            leaf = tree.append(leaf, key[first : first + added // page * tree.page_bytes], None, run.request)
+        self.prefer(leaf, run.number)
+        return run.held - max(0, added)
+
+    def prefer(self, node: Node, index: int) -> None:
+        """Give a request's nodes its priority."""
+        if self.priorities is not None and self.priorities[index]:
+            self.store.tree.raise_priority(node, self.priorities[index])
 
     def restore(self) -> None:
         """Keep the free target, as far as locks allow."""
@@ -227,13 +303,3 @@ class _Server:
             before = time.perf_counter()
             self.store.evict(missing, watermark=False)
             self.deciding += time.perf_counter() - before
-
-
-def _spread(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Requests of one timestamp, evenly up to the next; the last ones over the gap before them."""
-    distinct, first, counts = np.unique(times, return_index=True, return_counts=True)
-    if distinct.size < 2:
-        return times
-    gaps = np.diff(distinct, append=2 * distinct[-1] - distinct[-2])
-    place = np.arange(times.size) - np.repeat(first, counts)
-    return times + place * np.repeat(gaps / counts, counts)

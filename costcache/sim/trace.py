@@ -43,8 +43,11 @@ class Trace:
         offsets: int64 of shape (n + 1,); request i has ``ids[offsets[i]:offsets[i + 1]]``.
         sessions: Number of each request's session, from 0, int64 of shape (n,); None where the trace
             does not say. A session's requests come one after the other.
-        think_seconds: What passed on the client's side between the end of the session's last request
-            and this one, float64 of shape (n,), 0 where it is not known; None where no request says.
+        follows: The request whose end each one waits for, int64 of shape (n,), -1 where it waits for its
+            session's start only, without circles; None where each waits for the one before in its session.
+        think_seconds: What passed on the client's side between the end of the request that this one
+            waits for and this one, float64 of shape (n,), 0 where it is not known; None where no
+            request says.
         service_seconds: What the recorded server took, from arrival to last token, float64 of shape
             (n,), NaN where it is not known; None where no request says.
         finish: Recorded stop reason as an index of ``finish_names``, int64 of shape (n,), -1 where it
@@ -70,6 +73,7 @@ class Trace:
     ids: Int64
     offsets: Int64
     sessions: Int64 | None = None
+    follows: Int64 | None = None
     think_seconds: Float64 | None = None
     service_seconds: Float64 | None = None
     finish: Int64 | None = None
@@ -82,7 +86,7 @@ class Trace:
         if self.block_size < 1:
             raise TraceError(f"{self.name}: block_size is {self.block_size}; give 1 token or more")
         requests = len(self.input_tokens)
-        for column in ("timestamps", "output_tokens", *_OPTIONAL):
+        for column in ("timestamps", "output_tokens", "follows", *_OPTIONAL):
             entries = getattr(self, column)
             if entries is not None and len(entries) != requests:
                 raise TraceError(
@@ -91,6 +95,8 @@ class Trace:
                 )
         blocks = -(-self.input_tokens // self.block_size)
         self._check_ids("offsets", self.offsets, self.ids, blocks, self.input_tokens)
+        if self.follows is not None and not ((self.follows >= -1) & (self.follows < requests)).all():
+            raise TraceError(f"{self.name}: follows must hold request numbers from -1 to {requests - 1}")
         if (self.output_ids is None) != (self.output_offsets is None):
             raise TraceError(f"{self.name}: give output_ids and output_offsets, or neither")
         if self.output_ids is not None and self.output_offsets is not None:
@@ -131,6 +137,11 @@ class Trace:
         if self.output_ids is not None and self.output_offsets is not None:
             outputs = _gather(self.output_ids, self.output_offsets, requests)
         columns = {name: getattr(self, name) for name in _OPTIONAL}
+        follows = None
+        if self.follows is not None:
+            place = np.full(len(self) + 1, -1, np.int64)  # the last is that of -1
+            place[requests] = np.arange(len(requests))
+            follows = place[self.follows[requests]]
         return Trace(
             name=self.name,
             block_size=self.block_size,
@@ -140,9 +151,49 @@ class Trace:
             ids=ids,
             offsets=offsets,
             finish_names=self.finish_names,
+            follows=follows,
             output_ids=outputs[0],
             output_offsets=outputs[1],
             **{name: None if column is None else column[requests] for name, column in columns.items()},
+        )
+
+    def predecessors(self) -> Int64:
+        """The request whose end each one waits for, int64 of shape (n,); -1 where there is none."""
+        if self.follows is not None:
+            return self.follows
+        before = np.full(len(self), -1, np.int64)
+        if self.sessions is not None and len(self):
+            order = np.argsort(self.sessions, kind="stable")
+            same = self.sessions[order[1:]] == self.sessions[order[:-1]]
+            before[order[1:][same]] = order[:-1][same]
+        return before
+
+    def with_outputs(self, *, computed: bool = False) -> Trace | None:
+        """The prompts with their generated tokens behind them; None where those are not known.
+
+        Args:
+            computed: Leave out the last generated token, as servers do: it was never computed on.
+        """
+        if self.output_ids is None or self.output_offsets is None:
+            return None
+        size = self.block_size
+        tokens = self.input_tokens + self.output_tokens
+        if computed:
+            tokens = tokens - (self.output_tokens > 0)
+        blocks, whole = -(-tokens // size), self.input_tokens // size
+        pieces: list[Int64] = []
+        for at, own, out, count in zip(
+            self.offsets.tolist(), whole.tolist(), self.output_offsets.tolist(), blocks.tolist(), strict=False
+        ):
+            pieces += (self.ids[at : at + own], self.output_ids[out : out + count - own])
+        return Trace(
+            name=self.name,
+            block_size=size,
+            timestamps=self.timestamps,
+            input_tokens=tokens,
+            output_tokens=np.zeros_like(tokens),
+            ids=np.concatenate(pieces) if pieces else self.ids,
+            offsets=np.concatenate(([0], np.cumsum(blocks))).astype(np.int64),
         )
 
     def page_keys(self, page_size: int) -> PageKeys:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,32 @@ def traces(draw: st.DrawFn) -> Trace:
     return trace_of(prompts, times, outputs, draw(st.integers(1, 3)))
 
 
+@st.composite
+def sessions(draw: st.DrawFn) -> Trace:
+    """The same with sessions, think times, named outputs, and requests that wait for earlier ones."""
+    trace = draw(traces())
+    n, size = len(trace), trace.block_size
+    numbers = sorted(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)))
+    blocks = (-(-trace.output_tokens // size)).tolist()
+    follows = None
+    if draw(st.booleans()):  # within the session, anybody before
+        first = [numbers.index(number) for number in numbers]
+        follows = np.array([draw(st.integers(first[i], i)) - 1 for i in range(n)], np.int64)
+        follows = np.where(follows < np.array(first), -1, follows)
+    times = draw(st.lists(st.floats(0, 9), min_size=n, max_size=n))
+    return replace(
+        trace,
+        sessions=np.array(numbers, np.int64),
+        follows=follows,
+        think_seconds=np.array(times, np.float64),
+        service_seconds=np.array([np.nan if i % 3 == 0 else i % 7 for i in range(n)]),
+        output_ids=np.array(
+            draw(st.lists(st.integers(0, 2), min_size=sum(blocks), max_size=sum(blocks))), np.int64
+        ),
+        output_offsets=np.cumsum([0, *blocks]).astype(np.int64),
+    )
+
+
 def per_token(seconds: float) -> PrefillModel:
     return PrefillModel(name="by hand", floor=0, fixed=0, per_token=seconds, per_pair=0)
 
@@ -70,6 +97,7 @@ class Audited(_Server):
         )
         super().__init__(trace, keys, store, prefill, server, always_free, None)
         self.attempts = 0
+        self.ended: dict[int, float] = {}
 
     def start(self, index: int, now: float, *, alone: bool) -> bool:
         self.attempts += 1
@@ -84,6 +112,7 @@ class Audited(_Server):
 
     def finish(self, run: _Running) -> None:
         super().finish(run)
+        self.ended[run.number] = run.ends
         self.recount()
 
     def recount(self) -> None:
@@ -143,6 +172,135 @@ def test_no_slot_is_lost_and_no_lock_is_left(
     assert outcome.ttft is not None
     assert (outcome.ttft >= 0.1 * (trace.input_tokens - outcome.matched) - 1e-9).all()
     assert (outcome.fallbacks, outcome.clamped) == (0, 0)
+
+
+@given(
+    trace=sessions(),
+    page=st.integers(1, 3),
+    pages=st.integers(1, 12),
+    concurrency=st.integers(1, 4),
+    policy=st.sampled_from(sorted(BUILTIN)),
+    load=st.sampled_from(["open", "sessions", "clients"]),
+    service=st.sampled_from(["modelled", "recorded"]),
+    outputs=st.booleans(),
+)
+def test_sessions_wait_for_answers_and_lose_no_slot(
+    trace: Trace,
+    page: int,
+    pages: int,
+    concurrency: int,
+    policy: str,
+    load: Any,
+    service: Any,
+    outputs: bool,
+) -> None:
+    server = ServingSettings(
+        concurrency=concurrency, decode_seconds=0.5, load=load, service=service, outputs=outputs
+    )
+    audited = Audited(trace, page, pages * page, server, policy=policy)
+    outcome = audited.run()
+    assert (audited.store.held, audited.store.tree.protected) == (0, 0)
+    assert outcome.ttft is not None
+    assert (outcome.ttft > -1e-9).all()
+    assert sorted(audited.ended) == list(range(len(trace)))
+    if load != "open":
+        for request, before in enumerate(trace.predecessors().tolist()):
+            if before >= 0:
+                expected = audited.ended[before] + trace.think_seconds[request]  # type: ignore[index]
+                assert audited.load.arrivals[request] == pytest.approx(expected)
+    if load == "clients":  # nobody has more than one session under way
+        assert trace.sessions is not None
+        spans = [
+            (min(audited.load.arrivals[i] for i in own), max(audited.ended[i] for i in own))
+            for number in set(trace.sessions.tolist())
+            if (own := np.flatnonzero(trace.sessions == number).tolist())
+        ]
+        for start, _ in spans:
+            assert sum(low <= start < high for low, high in spans) <= concurrency
+    assert (outcome.fallbacks, outcome.clamped) == (0, 0)
+
+
+@given(trace=sessions(), page=st.integers(1, 4))
+def test_without_a_limit_prompts_find_what_earlier_prompts_and_outputs_left(trace: Trace, page: int) -> None:
+    server = ServingSettings(concurrency=1, load="open")
+    served = Simulator(trace, MODEL, Deployment(page_size=page)).outcome(
+        Settings(policy="lru"), None, serving=server
+    )
+    left = trace.with_outputs(computed=True)
+    assert left is not None
+    known: set[tuple[int, ...]] = set()
+    for i, found in enumerate(served.matched.tolist()):
+        prompt, after = units(trace, i), units(left, i)
+        assert len(after) == len(prompt) + max(0, int(trace.output_tokens[i]) - 1)
+        usable = range(page, len(prompt), page)  # never the last token
+        assert found == max((n for n in usable if tuple(prompt[:n]) in known), default=0)
+        known |= {tuple(each[:n]) for each in (prompt, after) for n in range(page, len(each) + 1, page)}
+
+
+def units(trace: Trace, request: int) -> list[int]:
+    """A prompt as tokens: the j-th token of block b is b * 1000 + j."""
+    ids = trace.ids[trace.offsets[request] : trace.offsets[request + 1]].tolist()
+    size = trace.block_size
+    return [ids[i // size] * 1000 + i % size for i in range(int(trace.input_tokens[request]))]
+
+
+def test_a_turn_finds_the_answer_before_it_but_for_the_last_token() -> None:
+    trace = replace(
+        trace_of([[1, 2], [1, 2, 3, 4, 5, 6]], [0, 9], [3, 1]),
+        output_ids=np.array([3, 4, 5, 9], np.int64),
+        output_offsets=np.array([0, 3, 4], np.int64),
+    )
+    assert Audited(trace, 1, 100, ServingSettings()).run().matched.tolist() == [0, 4]
+    assert Audited(trace, 1, 100, ServingSettings(outputs=False)).run().matched.tolist() == [0, 2]
+    assert Audited(trace, 2, 100, ServingSettings()).run().matched.tolist() == [0, 4]
+    # The server holds room for both outputs; the second evicts what the first left.
+    assert Audited(trace, 1, 7, ServingSettings(decode_seconds=0.1)).run().matched.tolist() == [0, 4]
+
+
+def talk() -> Trace:
+    """Two sessions: one of three turns, of which the last two wait for the first; one of one turn."""
+    return replace(
+        trace_of([[1, 2], [1, 2], [1, 2], [8, 9]], [0, 1, 2, 50], [3, 3, 3, 3]),
+        sessions=np.array([0, 0, 0, 1], np.int64),
+        think_seconds=np.array([7.0, 10.0, 4.0, 1.0]),
+        service_seconds=np.array([20.0, np.nan, 0.1, 1.0]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "arrivals"),
+    [
+        # Prefill 1 s, then two tokens of 1 s; prefill of one token takes half a second.
+        ({}, [0, 3 + 10, 15.5 + 4, 50]),
+        ({"load": "open"}, [0, 1, 2, 50]),
+        ({"load": "sessions", "rate": 2.0}, [0, 13, 19.5, 25]),
+        ({"load": "clients", "concurrency": 1}, [0, 13, 19.5, 22]),
+        ({"load": "clients"}, [0, 13, 19.5, 0]),
+        # As recorded: 20 s, unknown, no shorter than its prefill.
+        ({"service": "recorded"}, [0, 20 + 10, 32.5 + 4, 50]),
+    ],
+)
+def test_what_brings_requests(options: dict[str, Any], arrivals: list[float]) -> None:
+    server = ServingSettings(**{"concurrency": 4, "decode_seconds": 1, "spread_bursts": False, **options})
+    audited = Audited(talk(), 1, 100, server, prefill=per_token(0.5))
+    audited.run()
+    assert audited.load.arrivals == pytest.approx(arrivals)
+
+
+def test_sub_agents_run_beside_the_agent_that_started_them() -> None:
+    trace = replace(talk(), follows=np.array([-1, 0, 0, -1], np.int64))
+    audited = Audited(trace, 1, 100, ServingSettings(decode_seconds=1), prefill=per_token(0.5))
+    audited.run()
+    assert audited.load.arrivals == pytest.approx([0, 13, 7, 50])
+
+
+def test_what_a_trace_does_not_have_is_said() -> None:
+    trace = trace_of([[1]], [0], [1])
+    with pytest.raises(SettingsError, match="load is 'sessions', and made has no sessions with think times"):
+        Audited(trace, 1, 9, ServingSettings(load="sessions"))
+    with pytest.raises(SettingsError, match="service is 'recorded', and made does not say how long"):
+        Audited(trace, 1, 9, ServingSettings(service="recorded"))
+    assert Audited(trace, 1, 9, ServingSettings(load="clients")).run().matched.tolist() == [0]
 
 
 @given(trace=traces(), page=st.integers(1, 3))

@@ -164,11 +164,17 @@ def test_policies_that_know_the_future(chat: Trace, simulator: Simulator) -> Non
 
 
 @pytest.mark.parametrize("policy", sorted(OFFLINE))
-def test_policies_that_know_the_future_serve_nobody(simulator: Simulator, policy: str) -> None:
-    with pytest.raises(SettingsError, match=f"'{policy}' is for the plain mode"):
-        simulator.run(Settings(policy=policy), 32_000, serving=ServingSettings())
+def test_policies_that_know_the_future_have_no_settings(simulator: Simulator, policy: str) -> None:
     with pytest.raises(SettingsError, match=f"'{policy}' has no settings.*'depth'"):
         simulator.run(Settings(policy=policy, policy_settings={"depth": 3}), 32_000)
+
+
+def test_a_server_may_have_no_limit_but_not_know_the_future(simulator: Simulator) -> None:
+    with pytest.raises(SettingsError, match="'optimum' is for the plain mode"):
+        simulator.run(Settings(policy="optimum"), 32_000, serving=ServingSettings())
+    run = simulator.run(Settings(policy="infinite"), 32_000, serving=ServingSettings())
+    assert (run.policy_in_force, run.capacity_tokens, run.evictions) == ("infinite", None, 0)
+    assert run.hit_tokens == simulator.run(LRU, None, serving=ServingSettings()).hit_tokens
 
 
 @pytest.mark.parametrize("tree", [False, True])

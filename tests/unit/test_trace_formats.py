@@ -232,10 +232,10 @@ def test_weka_drops_turns_logged_twice_and_orders_agents_by_time(tmp_path: Path)
     trace = read(tmp_path, "weka", WEKA, arrivals="together")
     assert trace.sessions is not None
     assert trace.finish is not None
-    # First session: s at 0 for 2 s, the agent's request at 4 + 1, then 4 s of thought.
+    # First session: s at 0 for 2 s, and 4 s of thought; the sub-agent's request at 2 in between.
     first = trace.sessions == 0
     assert trace.input_tokens[first].tolist() == [130, 64, 200]
-    assert trace.timestamps[first].tolist() == [0.0, 2.0, 7.0]
+    assert trace.timestamps[first].tolist() == [0.0, 2.0, 6.0]
     # The dropped record's stop reason is its turn's.
     names = [trace.finish_names[i] if i >= 0 else "" for i in trace.finish[first]]
     assert names == ["tool_use", "", "end_turn"]

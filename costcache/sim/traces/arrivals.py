@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_ARRIVALS", "Arrivals", "at_times"]
 
 Float64 = NDArray[np.float64]
-Int64 = NDArray[np.int64]
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -76,8 +75,8 @@ class Arrivals:
     def spread(self, trace: Trace, seed: int, *, clock: bool) -> Trace:
         """The trace with its sessions starting by this process, in the order of the new times.
 
-        Within a session, a request comes when the one before has ended (``service_seconds``) and its
-        ``think_seconds`` have passed. Where a trace has a clock and no think times, gaps stay as they
+        Within a session, a request comes when the one that it waits for has ended (``service_seconds``) and
+        its ``think_seconds`` have passed. Where a trace has a clock and no think times, gaps stay as they
         are. A request without a session is one of its own.
 
         Args:
@@ -86,13 +85,13 @@ class Arrivals:
             clock: Whether the trace's times are on one clock.
         """
         sessions = np.arange(len(trace)) if trace.sessions is None else trace.sessions
-        order = np.argsort(sessions, kind="stable")
-        ranked = sessions[order]
-        first = np.flatnonzero(np.concatenate(([True], ranked[1:] != ranked[:-1])))
-        offsets = _since_start(trace, order, first, clock=clock)
-        starts = self.starts(int(ranked[-1]) + 1 if len(ranked) else 0, seed)
-        times = np.empty(len(trace))
-        times[order] = starts[ranked] + offsets
+        if clock and trace.think_seconds is None:
+            elapsed = trace.timestamps
+        else:
+            elapsed = np.array(_elapsed(trace), np.float64)
+        numbers, first, of = np.unique(sessions, return_index=True, return_inverse=True)
+        starts = self.starts(int(numbers[-1]) + 1 if len(numbers) else 0, seed)
+        times = starts[sessions] + (elapsed - elapsed[first][of])
         return replace(trace, timestamps=times).in_time_order()
 
 
@@ -100,18 +99,23 @@ DEFAULT_ARRIVALS = Arrivals("uniform", 6 * 3600.0)
 """Of sessions that have no common clock."""
 
 
-def _since_start(trace: Trace, order: Int64, first: Int64, *, clock: bool) -> Float64:
-    """Seconds from the start of its session to each request, in the order of sessions."""
-    if clock and trace.think_seconds is None:
-        elapsed = trace.timestamps[order]
-    else:
-        think = np.zeros(len(order)) if trace.think_seconds is None else trace.think_seconds[order]
-        service = np.zeros(len(order))
-        if trace.service_seconds is not None:
-            service[1:] = np.nan_to_num(trace.service_seconds[order])[:-1]
-        elapsed = np.cumsum(think + service)
-    lengths = np.diff(np.concatenate((first, [len(order)])))
-    return elapsed - np.repeat(elapsed[first], lengths)
+def _elapsed(trace: Trace) -> list[float]:
+    """Seconds from the start of its session to each request, if each is served as it was recorded."""
+    before = trace.predecessors().tolist()
+    zeros = np.zeros(len(trace))
+    think = (zeros if trace.think_seconds is None else trace.think_seconds).tolist()
+    service = (zeros if trace.service_seconds is None else np.nan_to_num(trace.service_seconds)).tolist()
+    elapsed: list[float | None] = [None] * len(trace)
+    for request in range(len(trace)):
+        at, waiting = request, []
+        while at >= 0 and elapsed[at] is None:  # one that others wait for may stand behind them
+            waiting.append(at)
+            at = before[at]
+        for each in reversed(waiting):
+            ahead = before[each]
+            came = elapsed[ahead] if ahead >= 0 else 0.0
+            elapsed[each] = (came or 0.0) + (service[ahead] if ahead >= 0 else 0.0) + think[each]
+    return [each or 0.0 for each in elapsed]
 
 
 def at_times(trace: Trace, times: Float64) -> Trace:
@@ -125,4 +129,4 @@ def at_times(trace: Trace, times: Float64) -> Trace:
     rounds = math.ceil(len(trace) / len(times)) if len(times) else 0
     period = float(times[-1]) * (1 + 1 / max(len(times) - 1, 1)) if rounds else 0.0
     repeated = (np.arange(rounds)[:, None] * period + times).ravel()[: len(trace)]
-    return replace(trace.in_time_order(), timestamps=repeated, think_seconds=None)
+    return replace(trace.in_time_order(), timestamps=repeated, think_seconds=None, follows=None)

@@ -32,7 +32,7 @@ class Columns:
         self._offsets, self._output_offsets = array("q", [0]), array("q", [0])
         self._sessions, self._finish = array("q"), array("q")
         self._think, self._service = array("d"), array("d")
-        self._priorities = array("q")
+        self._priorities, self._follows = array("q"), array("q")
         self._session_numbers: dict[object, int] = {}
         self._finish_numbers: dict[str, int] = {}
         self._has_sessions = False
@@ -48,6 +48,7 @@ class Columns:
         output_tokens: int,
         *,
         session: object = None,
+        follows: int | None = None,
         think: float | None = None,
         service: float | None = None,
         finish: str | None = None,
@@ -60,7 +61,9 @@ class Columns:
             input_tokens: Tokens of the prompt.
             output_tokens: Tokens generated.
             session: What tells its session from others; None where nothing does.
-            think: Seconds since the session's last answer; None where unknown.
+            follows: The number, as added, of the request that it waits for, -1 for none; None where that
+                is the one before in its session. All or none.
+            think: Seconds since the answer that it waits for; None where unknown.
             service: Seconds that the server took; None where unknown.
             finish: The stop reason; None or empty where unknown.
             priority: Higher is kept longer; 0 where unknown.
@@ -80,6 +83,8 @@ class Columns:
         number = self._finish_numbers.setdefault(finish, len(self._finish_numbers)) if finish else -1
         self._finish.append(number)
         self._priorities.append(priority)
+        if follows is not None:
+            self._follows.append(follows)
 
     def no_outputs(self) -> None:
         """Say that the generated tokens of a request are not known: then those of none are kept."""
@@ -110,6 +115,7 @@ class Columns:
             ids=_integers(self.ids),
             offsets=_integers(self._offsets),
             sessions=_integers(self._sessions) if self._has_sessions else None,
+            follows=_integers(self._follows) if self._follows else None,
             think_seconds=None if np.isnan(think).all() else np.nan_to_num(think),
             service_seconds=None if np.isnan(service).all() else service,
             finish=_integers(self._finish) if self._finish_numbers else None,

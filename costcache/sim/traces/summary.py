@@ -137,26 +137,21 @@ def ideal_with_outputs(trace: Trace, page_size: int) -> float | None:
     Raises:
         TraceError: ``page_size`` is under 1.
     """
-    if trace.output_ids is None or trace.output_offsets is None:
+    left = trace.with_outputs()
+    if left is None:
         return None
-    size, requests = trace.block_size, len(trace)
-    pieces: list[Int64] = []
-    for i in range(requests):
-        prompt = trace.ids[trace.offsets[i] : trace.offsets[i + 1]]
-        output = trace.output_ids[trace.output_offsets[i] : trace.output_offsets[i + 1]]
-        pieces += (prompt, prompt[: int(trace.input_tokens[i]) // size], output)
+    requests = len(trace)
     # Each request twice: as it asks, and as it leaves the cache.
-    tokens = np.repeat(trace.input_tokens, 2)
-    tokens[1::2] += trace.output_tokens
+    twice = np.arange(2 * requests).reshape(2, -1).T.ravel()
     both = Trace(
         name=trace.name,
-        block_size=size,
-        timestamps=np.repeat(trace.timestamps, 2),
-        input_tokens=tokens,
-        output_tokens=np.zeros_like(tokens),
-        ids=np.concatenate(pieces) if pieces else trace.ids,
-        offsets=np.concatenate(([0], np.cumsum(-(-tokens // size)))).astype(np.int64),
-    )
+        block_size=trace.block_size,
+        timestamps=np.tile(trace.timestamps, 2),
+        input_tokens=np.concatenate((trace.input_tokens, left.input_tokens)),
+        output_tokens=np.zeros(2 * requests, np.int64),
+        ids=np.concatenate((trace.ids, left.ids)),
+        offsets=np.concatenate((trace.offsets, left.offsets[1:] + len(trace.ids))),
+    ).take(twice)
     paths = page_paths(both.page_keys(page_size))
     asks = np.repeat(np.arange(2 * requests) % 2 == 0, np.diff(paths.offsets))
     found = int(np.count_nonzero(_last_use(paths.paths, paths.distinct)[asks] >= 0))

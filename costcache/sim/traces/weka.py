@@ -14,13 +14,15 @@ holds the requests of an agent of its own. Source: github.com/callanjfox/kv-cach
 - Tokens behind the last whole block have an id of their own: nobody shares them.
 - A request of a sub-agent is on the session's clock if its ``t`` is not before the agent's own, else
   on the agent's. Requests of a session are ordered by time, whoever made them.
+- A request waits for the one before of its agent, and comes ``think_time`` after that has ended. A
+  sub-agent's first one waits for the one before in the agent that started it, for as long as recorded;
+  the two then go on side by side.
 - Sessions have no common clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -109,12 +111,13 @@ def read_weka(source: Source, *, block_size: int | None = None, duplicates: bool
             from_whom = "as asked for" if block_size is not None else "as in the lines before"
             fail(source.label, number, "block_size", session.block_size, f"{size}, {from_whom}")
         size = session.block_size
-        calls = list(_calls(session.requests, 0.0, keep_all=duplicates))
-        calls.sort(key=_by_time)
-        local = session.hash_id_scope == "local"
-        if local:
-            local_ids = _number(calls, local_ids)
-        for seconds, call in calls:
+        turns = _turns(session.requests, keep_all=duplicates)
+        order = sorted(range(len(turns)), key=lambda place: turns[place].seconds)
+        places = {place: len(columns) + at for at, place in enumerate(order)}
+        if session.hash_id_scope == "local":
+            local_ids = _number([turns[place].call for place in order], local_ids)
+        for place in order:
+            seconds, think, call, follows = turns[place]
             if len(call.hash_ids) != call.input // size:
                 expected = f"{call.input // size} for in {call.input} in whole blocks of {size} tokens"
                 fail(
@@ -132,7 +135,8 @@ def read_weka(source: Source, *, block_size: int | None = None, duplicates: bool
                 call.input,
                 call.output,
                 session=number,
-                think=call.think_time or 0.0,
+                follows=places.get(follows, -1),
+                think=think,
                 service=call.api_time,
                 finish=call.stop,
             )
@@ -141,35 +145,62 @@ def read_weka(source: Source, *, block_size: int | None = None, duplicates: bool
     return columns.trace(source, size)
 
 
-def _calls(requests: _Requests, start: float, *, keep_all: bool) -> Iterator[tuple[float, _Call]]:
-    """The requests of an agent and of its sub-agents, with their times on the session's clock."""
-    before: _Call | None = None
-    for request in requests:
-        if isinstance(request, _Agent):
-            began = request.t if request.t >= start else start + request.t
-            yield from _calls(request.requests, began, keep_all=keep_all)
-            continue
-        repeats = isinstance(request, _Whole) and isinstance(before, _Streamed)
-        if repeats and before is not None and before.hash_ids == request.hash_ids and not keep_all:
-            before.stop = before.stop or request.stop
-        else:
-            yield (request.t if request.t >= start else start + request.t), request
-        before = request
+class _Turn(NamedTuple):
+    """A request with its time on the session's clock.
+
+    Attributes:
+        seconds: When it came.
+        think: Seconds between the end of the request that it waits for and this.
+        call: The record.
+        follows: Its place in the order of its agent's records and of their sub-agents', -1 for none.
+    """
+
+    seconds: float
+    think: float
+    call: _Call
+    follows: int
 
 
-def _by_time(call: tuple[float, _Call]) -> float:
-    return call[0]
+def _turns(session: _Requests, *, keep_all: bool) -> list[_Turn]:
+    """The requests of a session and of its sub-agents, an agent's before those of its sub-agents."""
+    turns: list[_Turn] = []
+
+    def agent(requests: _Requests, start: float, follows: int, ended: float | None) -> None:
+        before: _Call | None = None
+        for request in requests:
+            seconds = request.t if request.t >= start else start + request.t
+            if isinstance(request, _Agent):
+                agent(request.requests, seconds, follows, ended)
+                continue
+            repeats = (
+                isinstance(request, _Whole)
+                and isinstance(before, _Streamed)
+                and before.hash_ids == request.hash_ids
+            )
+            if repeats and before is not None and not keep_all:
+                before.stop = before.stop or request.stop
+            else:
+                think = request.think_time or 0.0
+                if before is None and ended is not None:
+                    think = max(0.0, seconds - ended)
+                turns.append(_Turn(seconds, think, request, follows))
+                follows = len(turns) - 1
+            ended = seconds + (request.api_time or 0.0)
+            before = request
+
+    agent(session, 0.0, -1, None)
+    return turns
 
 
-def _number(calls: list[tuple[float, _Call]], first: int) -> int:
+def _number(calls: list[_Call], first: int) -> int:
     """Number a session's ids from ``first`` on; gives the number after the last."""
     ids = np.concatenate(
-        [np.array(call.hash_ids, dtype=np.int64) for _, call in calls] or [np.empty(0, np.int64)]
+        [np.array(call.hash_ids, dtype=np.int64) for call in calls] or [np.empty(0, np.int64)]
     )
     names, numbers = np.unique(ids, return_inverse=True)
     numbered = (numbers + first).tolist()
     at = 0
-    for _, call in calls:
+    for call in calls:
         count = len(call.hash_ids)
         call.hash_ids = numbered[at : at + count]
         at += count
