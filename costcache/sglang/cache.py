@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.mem_cache.base_prefix_cache import EvictResult
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_memory
@@ -54,6 +55,8 @@ class CostCache(UnifiedRadixCache):
         self.cost_metrics: CostMetrics | None = None
         self._victims: dict[str, Any] = {}
         self._walking = False
+        self._shares_memory = False
+        self._full_alone = tuple(params.tree_components) == (ComponentType.FULL,)
         names = [POOL_OF[component] for component in params.tree_components if component in POOL_OF]
         self.pools = Pools(plan, self.victims, names)
         super().__init__(params)
@@ -83,10 +86,15 @@ class CostCache(UnifiedRadixCache):
         life = None if req is None else life_of(req, self.pools)
         self.pools.walk(None if life is None else life.records)
         try:
-            result = super()._match_tree(params)
+            if self.only_frees:  # then nothing is left to finalize
+                result = self.tree_core.match_prefix(params)
+                if result.cache_actions:
+                    self._apply_cache_actions(result.cache_actions)
+            else:
+                result = super()._match_tree(params)
         finally:
             self.pools.rest()
-        if life is not None:
+        if life is not None and not life.stored:
             life.matched(result.device_prefix_len + result.host_hit_length)
         return result
 
@@ -182,11 +190,21 @@ class CostCache(UnifiedRadixCache):
                 continue
             self._evict_pool(component, wanted, tracker, targets.get(component))
 
-    def _evict(self, *args: Any, **named: Any) -> Any:
-        result = super()._evict(*args, **named)
-        if self.cost_metrics is not None:
-            self.cost_metrics.publish(self.pools.by_name)
-        return result
+    def _evict(
+        self, params: Any, available_size_targets: dict[Any, tuple[Any, int]] | None = None, **reclaim: Any
+    ) -> Any:
+        if not self.only_frees or self.cost_metrics is not None or reclaim or self.disable:
+            result = super()._evict(params, available_size_targets, **reclaim)
+            if self.cost_metrics is not None:
+                self.cost_metrics.publish(self.pools.by_name)
+            return result
+        # One pool and nobody to report to: SGLang's way there, without the detours.
+        full, wanted = ComponentType.FULL, params.num_tokens
+        tracker = {full: 0}
+        if wanted > 0:
+            target = None if available_size_targets is None else available_size_targets.get(full)
+            self._evict_pool(full, wanted, tracker, target)
+        return EvictResult(tracker[full])
 
     def _evict_pool(
         self, component: Any, wanted: int, tracker: dict[Any, int], target: tuple[Any, int] | None
@@ -215,6 +233,26 @@ class CostCache(UnifiedRadixCache):
                 return
             if target is None:
                 return
+
+    @property
+    def only_frees(self) -> bool:
+        """Whether evicting a leaf is freeing its slots, with no other component and no other tier."""
+        return (
+            self._full_alone
+            and self.cache_controller is None
+            and self.linker is None
+            and not self._shares_memory
+        )
+
+    def free_leaf(self, node_id: int) -> int:
+        """Evict one device leaf where that :attr:`only_frees`; returns the tokens freed."""
+        slots, tokens, actions = self.tree_core.drop_leaf(node_id)
+        free = self.token_to_kv_pool_allocator.free_segment
+        for part in slots:
+            free(part, start_pos=0)  # a node's slots are whole pages of a row
+        if actions:
+            self._apply_cache_actions(actions)
+        return int(tokens)
 
     def evict_leaf(self, node_id: int, tracker: dict[Any, int]) -> None:
         """Evict one device leaf as SGLang does: delete it, demote it, or back it up first."""

@@ -60,16 +60,17 @@ class FastTreeCore(FastWalks, CostTreeCore):
         else:
             super()._cut(node, keep, pool, record)
 
-    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
+    def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
         """Evict a leaf, or the tail that it was to be cut to."""
         cut, self._to_cut = self._to_cut, None
         if cut is None or cut[0].id != node_id:
-            return super().evict_device_leaf(node_id, is_write_back)
+            return super().drop_leaf(node_id)
         node, keep = cut
         data = node.component_data[FULL]
         slots = data.value
         node.key = node.key[:keep]
         data.value = slots[:keep].clone()
-        result = self._freed(slots[keep:])
+        tail = slots[keep:]
+        tokens = self._left(tail)
         self.kv.trim(node.kv, node.kv.tokens - keep)
-        return result
+        return [tail], tokens, []

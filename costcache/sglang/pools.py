@@ -346,16 +346,24 @@ class Pools:
         """A request begins; what each pool remembers of it."""
         clock = self.clock
         number, now = clock.begin(), clock.now
+        if len(self.by_name) == 1:
+            return {"kv": RequestRecord(number, now)}
         return {name: RequestRecord(number, now) for name in self.by_name if name != "host"}
 
     def walk(self, request: dict[str, RequestRecord] | None) -> None:
         """A walk of the tree begins, on behalf of ``request`` or of nobody."""
         self.clock.accesses += 1
+        if len(self.by_name) == 1:
+            self.kv.request = None if request is None else request["kv"]
+            return
         for name, pool in self.by_name.items():
             pool.request = None if request is None else request[_SHARED.get(name, name)]
 
     def rest(self) -> None:
         """The walk is over."""
+        if len(self.by_name) == 1:
+            self.kv.request = None
+            return
         for pool in self.by_name.values():
             pool.request = None
 

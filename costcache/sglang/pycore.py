@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
 
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
 from costcache.sglang.pools import PoolEvents, PoolRecord, Pools
+from costcache.sglang.walks import handed_on
 
 if TYPE_CHECKING:
     from costcache.records import NodeRecord
@@ -289,6 +290,10 @@ class CostTreeCore(UnifiedTreeCore):
         if keep > 0 and len(self.components) == 1:
             self._cut(node, keep, self.pools.by_name["host"], record)
         return node
+
+    def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
+        """Evict a leaf; its slots, its tokens, and SGLang's actions that must follow."""
+        return handed_on(self.evict_device_leaf(node_id, False))
 
     def put_back(self, node_id: int) -> None:
         """The tail of a cut leaf could not go after all: it is a node like any other."""

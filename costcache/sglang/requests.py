@@ -31,10 +31,9 @@ class Life:
         self.over = False
 
     def matched(self, tokens: int) -> None:
-        """A match found ``tokens`` tokens."""
-        if not self.stored:
-            for record in self.records.values():
-                record.matched = max(record.matched, tokens)
+        """A match found ``tokens`` tokens that others had computed."""
+        for record in self.records.values():
+            record.matched = max(record.matched, tokens)
 
 
 def life_of(req: Any, pools: Pools) -> Life:

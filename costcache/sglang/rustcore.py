@@ -280,20 +280,32 @@ class CostRustCore(LeafHistory, RustUnifiedTreeCore):
     def put_back(self, node_id: int) -> None:
         """A victim could not go after all: nothing was changed for it."""
 
-    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:  # noqa: ARG002  # no host tier
-        """Evict a leaf; its parent takes over its history."""
+    def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
+        """Evict a leaf; its parent takes over its history.
+
+        Returns:
+            Its slots, its tokens, and SGLang's actions that must follow.
+        """
         path, self._claimed = self._claimed, None
         if path is None or path[-1][0] != node_id:
             path = self._binding.collect_path_info([node_id])[0]
         freed = self._binding.evict_device_leaf(node_id)
         self._gone(path)
         # Without a host tier and other components: the slots of the leaf, and nothing else.
+        actions = freed.cache_actions
+        if actions:
+            actions = self._cache_actions_from_tagged(actions)
+        return freed.new_device_frees[0], freed.tracker[0], actions
+
+    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:  # noqa: ARG002  # no host tier
+        """The same, as SGLang asks for it."""
+        slots, tokens, actions = self.drop_leaf(node_id)
         return EvictDeviceLeafResult(
-            device_frees={FULL: freed.new_device_frees[0]},
+            device_frees={FULL: slots},
             host_frees={},
-            tracker={FULL: freed.tracker[0]},
-            cache_actions=self._cache_actions_from_tagged(freed.cache_actions),
-            unbacked_tokens=freed.unbacked_tokens,
+            tracker={FULL: tokens},
+            cache_actions=actions,
+            unbacked_tokens=tokens,
         )
 
     # ---- walks that stay SGLang's ------------------------------------------------------------

@@ -118,6 +118,10 @@ class KvVictims(_Device):
         answer, node_id = core.claim(record, needed)
         if answer <= 0:
             return int(answer)
+        if cache.only_frees:
+            freed = cache.free_leaf(node_id)
+            tracker[full] += freed
+            return freed
         before = tracker[full]
         cache.evict_leaf(node_id, tracker)
         freed = tracker[full] - before
@@ -130,6 +134,20 @@ class KvVictims(_Device):
         cache = self._cache
         evictable, protected = cache.device_sizes(self.component)
         return int(cache.token_to_kv_pool_allocator.size_full), "tokens", evictable, evictable + protected
+
+    def pool_state(self, pool: str) -> PoolState:
+        """The pool as it is now."""
+        cache = self._cache
+        if cache.tree_core is None or not cache.only_frees:
+            return super().pool_state(pool)
+        # As above, without the detours: an eviction asks each time.
+        allocator, core = cache.token_to_kv_pool_allocator, cache.tree_core
+        capacity, free = allocator.size_full, allocator.available_size()
+        evictable, protected = core.full_evictable_size(), core.full_protected_size()
+        held = capacity - free - evictable - protected
+        return PoolState(
+            pool, "tokens", capacity, free, evictable, held if held > 0 else 0, allocator.page_size
+        )
 
 
 class ValueVictims(_Device):

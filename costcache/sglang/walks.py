@@ -31,13 +31,20 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
     InsertStepResult,
 )
 
-__all__ = ["FastWalks"]
+__all__ = ["FastWalks", "handed_on"]
 
 FULL = ComponentType.FULL
 TOKEN_BYTES = 8
 # SGLang gives the deepest node of a path the newest time and each ancestor this much less.
 TIME_STEP = 0.00001
 _NO_CHILDREN: dict[Any, Any] = {}
+
+
+def handed_on(result: Any) -> tuple[list[Any], int, list[Any]]:
+    """The slots, the tokens and the actions of an eviction step, which SGLang checks to have been taken."""
+    actions = list(result.cache_actions)
+    result.cache_actions.clear()
+    return result.device_frees.pop(FULL, []), result.tracker[FULL], actions
 
 
 class FastWalks(UnifiedTreeCore):
@@ -200,28 +207,44 @@ class FastWalks(UnifiedTreeCore):
             self.nodes_unlocked(freed)
         return DecLockRefResult()
 
-    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
-        """Take a leaf out of the tree and hand out its slots."""
+    def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
+        """Take a leaf out of the tree.
+
+        Returns:
+            Its slots, its tokens, and SGLang's actions that must follow.
+        """
         node = self._node_arena[node_id]
         if node not in self.evictable_device_leaves or not self.has_fast_walks:
-            return super().evict_device_leaf(node_id, is_write_back)
+            return handed_on(super().evict_device_leaf(node_id, False))
         self.kv_events.record_remove(node)
         parent = node.parent
         self.evictable_device_leaves.discard(node)
         self._remove_leaf_from_parent(node)
         if not parent.children and not parent.component_data[FULL].lock_ref and parent is not self.root_node:
             self.evictable_device_leaves.add(parent)
-        result = self._freed(node.component_data[FULL].value)
+        slots = node.component_data[FULL].value
+        tokens = self._left(slots)
         self.leaf_removed(node)
-        return result
+        return [slots], tokens, []
 
-    def _freed(self, slots: Any) -> Any:
-        """What one eviction step frees: these slots, which nobody has locked."""
-        tokens = slots.shape[0]
-        self.component_evictable_size_[FULL] -= tokens
+    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
+        """The same, as SGLang asks for it."""
+        if not self.has_fast_walks:
+            return super().evict_device_leaf(node_id, is_write_back)
+        slots, tokens, actions = self.drop_leaf(node_id)
         return EvictDeviceLeafResult(
-            device_frees={FULL: [slots]}, host_frees={}, tracker={FULL: tokens}, unbacked_tokens=tokens
+            device_frees={FULL: slots},
+            host_frees={},
+            tracker={FULL: tokens},
+            cache_actions=actions,
+            unbacked_tokens=tokens,
         )
+
+    def _left(self, slots: Any) -> int:
+        """One eviction step frees these slots, which nobody has locked; how many they are."""
+        tokens = int(slots.shape[0])
+        self.component_evictable_size_[FULL] -= tokens
+        return tokens
 
     def _knows(self, key: Any) -> bool:
         ids = key.token_ids

@@ -29,19 +29,19 @@ class Watched(Server):
         super().__init__(cost_cache(shape, **settings), shape)
         self.gone: list[Span] = []
         core = self.cache.tree_core
-        evict_leaf = core.evict_device_leaf
+        drop_leaf = core.drop_leaf
 
-        def watched(node_id: int, is_write_back: bool) -> Any:
+        def watched(node_id: int) -> Any:
             end = core.collect_path_info([node_id])[0][-1].path_end
-            result = evict_leaf(node_id, is_write_back)
+            result = drop_leaf(node_id)
             rows = self._rows()
-            for slots in (t for frees in result.device_frees.values() for t in frees):
+            for slots in result[0]:
                 digits = rows[slots, :3].to(dtype=slots.dtype)
                 tokens = digits[:, 0] + DIGIT * (digits[:, 1] + DIGIT * digits[:, 2])
                 self.gone.append((end - len(tokens), tuple(tokens.tolist())))
             return result
 
-        core.evict_device_leaf = watched
+        core.drop_leaf = watched
 
 
 def stream(rng: random.Random, page_size: int, requests: int) -> Iterator[dict[str, Any]]:
