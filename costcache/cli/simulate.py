@@ -117,6 +117,12 @@ OUTPUT = click.Path(path_type=Path)
     help="With --serving: cache generated tokens, where the trace names them.",
 )
 @click.option("--always-free", is_flag=True, help="Restore the free target after every request.")
+@click.option(
+    "--round-up",
+    is_flag=True,
+    help="Count the partial last block of each prompt as a whole one, and cache it, as some simulators do: "
+    "hit rates are then of blocks.",
+)
 @click.option("--warmup", type=int, default=0, show_default=True, help="Requests that rates leave out.")
 @click.option(
     "--prefill",
@@ -152,6 +158,7 @@ def simulate(
     service: str,
     outputs: bool,
     always_free: bool,
+    round_up: bool,
     warmup: int,
     prefill: str,
     tree: bool,
@@ -174,6 +181,7 @@ def simulate(
     from costcache.sim.results import gap_closed
     from costcache.sim.serving import ServingSettings
     from costcache.sim.sweep import Cell, outcomes
+    from costcache.sim.traces.convert import rounded_up
     from costcache.sim.traces.summary import ideal_with_outputs
     from costcache.sizes import parse_capacity
 
@@ -220,6 +228,8 @@ def simulate(
         "tokenizer": tokenizer,
     }
     trace = read(trace_path, how)[0].in_time_order()
+    if round_up:
+        trace = rounded_up(trace)
     with progress_display() as bar:
         served = deployment_of(page_size=page_size or trace.block_size, **deployment)
         simulator = Simulator(trace, model, served, plugins=plugins, prefill=prefill, warmup=warmup)
@@ -261,6 +271,7 @@ def simulate(
                     "requests": len(trace),
                     "input_tokens": int(trace.input_tokens.sum()),
                     "block_size": trace.block_size,
+                    "rounded_up": round_up,
                     "distinct_pages": distinct,
                     "ideal_token_hit_rate": ideal,
                     "ideal_with_outputs": kept,

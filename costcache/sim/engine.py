@@ -269,7 +269,7 @@ class Simulator:
         return Outcome(
             matched=run.matched * page,
             evictions=run.evictions,
-            shortfall=run.evicted * page,
+            shortfall=run.shortfall * page,
             evicted=run.evicted * page,
             trimmed=None,
             oversized=run.oversized,

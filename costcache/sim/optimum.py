@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["optimum"]
 
 _PER_REPORT = 512
+_STALE = 4096
 
 
 def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], None] | None = None) -> PageRun:
@@ -34,48 +35,56 @@ def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], No
         progress: Called now and then with the number of requests done since the last call.
     """
     offsets = paths.offsets.tolist()
-    pages = paths.paths.tolist()
     requests = len(offsets) - 1
     lengths = np.diff(paths.offsets)
-    free = paths.distinct if capacity is None else capacity
+    free = size = paths.distinct if capacity is None else capacity
     # One number per use: the request of the next use, then the depth. The largest goes first.
     scale = int(lengths.max(initial=0)) + 1
     depths = np.arange(paths.paths.size) - np.repeat(paths.offsets[:-1], lengths)
-    ranks = (-(_next_use(paths, requests) * scale + depths)).tolist()
+    ranks = _next_use(paths, requests)
+    ranks *= -scale
+    ranks -= depths
+    del depths
     cached = bytearray(paths.distinct)
     heap: list[tuple[int, int]] = []
     matched: list[int] = []
-    evicted = evictions = oversized = done = 0
+    evicted = evictions = missing = oversized = done = 0
     for request in range(requests):
         start, stop = offsets[request], offsets[request + 1]
-        at = start
-        while at < stop and cached[pages[at]]:
-            at += 1
-        matched.append(at - start)
-        oversized += capacity is not None and stop - start > capacity
-        shortfall = stop - at - free
+        # Request by request: the whole as Python's integers would take ten times the memory.
+        pages, ranked = paths.paths[start:stop].tolist(), ranks[start:stop].tolist()
+        length = stop - start
+        found = 0
+        while found < length and cached[pages[found]]:
+            found += 1
+        matched.append(found)
+        oversized += capacity is not None and length > capacity
+        shortfall = length - found - free
         if shortfall > 0:
             # What this request uses has the lowest next use of all, this very request: it stays.
             in_use = -(request + 1) * scale
-            before = evicted
+            missing += shortfall
+            evictions += 1
             while shortfall and heap and heap[0][0] <= in_use:
                 cached[heapq.heappop(heap)[1]] = 0
                 evicted += 1
                 free += 1
                 shortfall -= 1
-            evictions += evicted > before
-            stop -= shortfall  # the head that fits
-        free -= stop - at
-        for position in range(start, stop):
-            page = pages[position]
+            length -= shortfall  # the head that fits
+        free -= length - found
+        for rank, page in zip(ranked[:length], pages, strict=False):
             cached[page] = 1
-            heapq.heappush(heap, (ranks[position], page))
+            heapq.heappush(heap, (rank, page))
+        if len(heap) > 2 * (size - free) + _STALE:  # mostly of uses whose next one has come by now
+            bound = -(request + 1) * scale
+            heap = [entry for entry in heap if entry[0] <= bound]
+            heapq.heapify(heap)
         if progress is not None and request - done >= _PER_REPORT:
             progress(request - done)
             done = request
     if progress is not None:
         progress(requests - done)
-    return PageRun(np.array(matched, np.int64), evicted, evictions, oversized)
+    return PageRun(np.array(matched, np.int64), missing, evicted, evictions, oversized)
 
 
 def _next_use(paths: PagePaths, never: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

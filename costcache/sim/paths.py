@@ -43,12 +43,14 @@ class PageRun:
 
     Attributes:
         matched: Pages found by each request, int64 of shape [requests].
+        shortfall: Pages that were needed beyond those that were free, of requests longer than the pool all.
         evicted: Pages evicted.
         evictions: Requests that had a shortfall.
         oversized: Requests longer than the pool.
     """
 
     matched: Int64
+    shortfall: int
     evicted: int
     evictions: int
     oversized: int

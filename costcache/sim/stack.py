@@ -69,14 +69,16 @@ class LRUCurve:
         hits = np.concatenate(([0], np.cumsum(self.distances <= limit)))
         matched = hits[self._offsets[1:]] - hits[self._offsets[:-1]]
         if capacity is None or capacity >= self._distinct:
-            return PageRun(matched, 0, 0, 0)
+            return PageRun(matched, 0, 0, 0, 0)
         new = self._lengths - matched
         kept = np.minimum(self._lengths, capacity) - matched
         held = np.minimum(self._seen_before, capacity)
+        short = held + new - capacity
         return PageRun(
             matched=matched,
+            shortfall=int(np.maximum(short, 0).sum()),
             evicted=int(kept.sum()) - capacity,
-            evictions=int(np.count_nonzero(held + new > capacity)),
+            evictions=int(np.count_nonzero(short > 0)),
             oversized=int(np.count_nonzero(self._lengths > capacity)),
         )
 

@@ -81,6 +81,19 @@ def test_the_recorded_conversation_has_its_published_hit_rates(traces_dir: Path)
     assert runs["lru", None]["evicted_tokens"] == 0
 
 
+def test_partial_blocks_can_be_counted_as_whole_ones(chat: Path) -> None:
+    line = ("simulate", chat, *MODEL, "--policy", "lru", "--capacity", "unlimited", "--json")
+    plain, rounded = (json.loads(answer(*line, *more)) for more in ((), ("--round-up",)))
+    trace = load_trace(chat)
+    assert (plain["trace"]["rounded_up"], rounded["trace"]["rounded_up"]) == (False, True)
+    assert plain["trace"]["input_tokens"] == int(trace.input_tokens.sum())
+    assert rounded["trace"]["input_tokens"] == 16 * len(trace.ids)
+    # The ends of generated prompts are nobody else's: each is one more page.
+    partial = int((trace.input_tokens % 16 > 0).sum())
+    assert rounded["trace"]["distinct_pages"] == plain["trace"]["distinct_pages"] + partial
+    assert rounded["runs"][0]["hit_tokens"] == plain["runs"][0]["hit_tokens"]
+
+
 def test_runs_have_the_promised_fields_for_each_policy_and_capacity(chat: Path) -> None:
     policies = ("--policy", "lru,lfu", "--policy", "slru")
     found = json.loads(answer("simulate", chat, *MODEL, *policies, "--capacity", "5%,unlimited", "--json"))

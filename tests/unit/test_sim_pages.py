@@ -78,6 +78,7 @@ def test_one_pass_lru_is_the_lru_that_serves(trace: Trace, page_size: int, capac
     served = tree_run(trace, page_size, capacity)
     assert int(fast.matched.sum()) * page_size == served.hit_tokens
     assert fast.evicted * page_size == served.evicted_tokens
+    assert fast.shortfall * page_size == served.shortfall_tokens
     assert fast.evictions == served.evictions
     assert fast.oversized == served.oversized_requests
     if capacity is not None:
@@ -109,6 +110,20 @@ def naive_optimum(requests: list[list[int]], capacity: int) -> int:
 
     parents = {page: (pages[i - 1] if i else -1) for pages in requests for i, page in enumerate(pages)}
     return go(0, frozenset(), parents)
+
+
+@given(traces, st.integers(1, 12))
+def test_the_optimum_forgets_what_is_stale_and_nothing_else(trace: Trace, capacity: int) -> None:
+    paths = page_paths(trace.page_keys(BLOCK))
+    expected = optimum(paths, capacity)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("costcache.sim.optimum._STALE", 0)
+        found = optimum(paths, capacity)
+    assert found.matched.tolist() == expected.matched.tolist()
+    assert (found.evicted, found.shortfall) == (expected.evicted, expected.shortfall)
+    # What does not fit is missing, and nothing is there to evict for it.
+    assert found.shortfall >= found.evicted
+    assert found.oversized or found.shortfall == found.evicted
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=3), min_size=1, max_size=9), st.integers(1, 5))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +11,7 @@ from costcache.errors import TraceError
 from costcache.sim.paths import page_paths
 from costcache.sim.trace import Trace
 
-__all__ = ["with_path_ids"]
+__all__ = ["rounded_up", "with_path_ids"]
 
 Int64 = NDArray[np.int64]
 
@@ -56,6 +58,20 @@ def with_path_ids(trace: Trace, block_size: int | None = None) -> Trace:
         output_tokens=trace.output_tokens,
         ids=_by_first_use(paths.paths, paths.distinct),
         offsets=paths.offsets,
+    )
+
+
+def rounded_up(trace: Trace) -> Trace:
+    """The trace with the partial last block of each prompt counted as a whole one.
+
+    So it is cached, and takes a whole block of the pool, as in simulators that go by block ids
+    alone. Hit rates are then shares of blocks.
+    """
+    return replace(
+        trace,
+        input_tokens=np.diff(trace.offsets) * trace.block_size,
+        output_ids=None,  # they go on where the prompt really ends
+        output_offsets=None,
     )
 
 
