@@ -1,8 +1,9 @@
 """The simulator: one trace, one model as it is deployed, any number of policies and capacities.
 
 Policies are those of plugins, and two that know the future: ``infinite``, a pool without limit,
-and ``optimum``. Plain LRU is read off one pass over the trace for every capacity, where that equals the
-tree's own: with tails trimmed exactly, no headroom, and a plugin known to leave counts as they are.
+and ``optimum``. Plain LRU is replayed page by page, or read off one pass over the trace for every
+capacity, where that equals the tree's own: with tails trimmed exactly, no headroom, and a plugin known to
+leave counts as they are.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class Simulator:
         self.prefill = prefill_model(prefill, self.cost)
         self._prefill_name = prefill
         self.keys = trace.page_keys(deployment.page_size)
+        self._lru_runs = 0
 
     @property
     def arguments(self) -> tuple[Trace, ModelSpec, Deployment, dict[str, Any]]:
@@ -173,7 +175,7 @@ class Simulator:
             limit = None if settings.policy == "infinite" else capacity_tokens
             return self._offline(settings.policy, limit, progress)
         if not tree and serving is None and self._by_pages(settings):
-            outcome = self._pages("lru", lambda: self._lru.run(self._in_pages(capacity_tokens)))
+            outcome = self._pages("lru", lambda: self._lru_pages(self._in_pages(capacity_tokens)))
             if progress is not None:
                 progress(len(self.trace))
             return outcome
@@ -260,6 +262,15 @@ class Simulator:
 
         pages = self._in_pages(capacity_tokens)
         return self._pages(policy, lambda: optimum(self.paths, pages, progress))
+
+    def _lru_pages(self, pages: int | None) -> PageRun:
+        """One capacity at first; every capacity at once as soon as a second one is wanted."""
+        from costcache.sim.window import lru
+
+        if self._lru_runs == 0 and pages is not None and "_lru" not in self.__dict__:
+            self._lru_runs += 1
+            return lru(self.paths, pages)
+        return self._lru.run(pages)
 
     def _pages(self, policy: str, replay: Callable[[], PageRun]) -> Outcome:
         started = time.perf_counter()

@@ -59,11 +59,15 @@ class PageRun:
 def page_paths(keys: PageKeys) -> PagePaths:
     """Number the paths of all pages.
 
-    Goes level by level: at each depth, a path is a pair of its parent's path and its page.
+    Where pages are named with what is in front of them, they are paths. Elsewhere it goes level by
+    level: at each depth, a path is a pair of its parent's path and its page.
     """
     lengths = keys.tokens // keys.page_size
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
     pages = _page_numbers(keys, int(offsets[-1]))
+    named = _already_paths(pages, offsets)
+    if named is not None:
+        return PagePaths(pages, named, offsets, named.size)
     paths = np.empty(pages.size, np.int64)
     parents: list[Int64] = []
     distinct = 0
@@ -86,6 +90,18 @@ def page_paths(keys: PageKeys) -> PagePaths:
     return PagePaths(paths, np.concatenate(parents) if parents else np.empty(0, np.int64), offsets, distinct)
 
 
+def _already_paths(pages: Int64, offsets: Int64) -> Int64 | None:
+    """The page in front of each page, -1 for a first one; None where that is not always the same."""
+    if not pages.size:
+        return None
+    before = np.empty_like(pages)
+    before[1:] = pages[:-1]
+    before[offsets[:-1][np.diff(offsets) > 0]] = -1
+    parents = np.empty(int(pages.max()) + 1, np.int64)
+    parents[pages] = before
+    return parents if np.array_equal(parents[pages], before) else None
+
+
 def _page_numbers(keys: PageKeys, pages: int) -> Int64:
     """Each page's content as a dense number: equal numbers, equal bytes."""
     raw = b"".join(keys)
@@ -95,4 +111,9 @@ def _page_numbers(keys: PageKeys, pages: int) -> Int64:
         names = np.frombuffer(raw, np.dtype((np.void, keys.bytes_per_page)))
     if not pages:
         return np.empty(0, np.int64)
+    if keys.units_per_page == 1 and names.min() >= 0 and names.max() < 4 * pages:
+        used = np.zeros(int(names.max()) + 1, bool)
+        used[names] = True
+        numbers: Int64 = (np.cumsum(used) - 1)[names]
+        return numbers
     return np.unique(names, return_inverse=True)[1].astype(np.int64, copy=False)

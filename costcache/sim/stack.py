@@ -20,7 +20,7 @@ from costcache.sim.paths import PageRun
 if TYPE_CHECKING:
     from costcache.sim.paths import PagePaths
 
-__all__ = ["LRUCurve"]
+__all__ = ["LRUCurve", "deepest_first"]
 
 Int64 = NDArray[np.int64]
 
@@ -38,7 +38,7 @@ class LRUCurve:
         self._offsets = paths.offsets
         self._lengths = np.diff(paths.offsets)
         self._distinct = paths.distinct
-        order = _deepest_first(paths.offsets)
+        order = deepest_first(paths.offsets)
         previous = _previous_use(paths.paths[order])
         starts = np.repeat(paths.offsets[:-1], self._lengths)
         # Where the page behind was last used just before this page, its distance is one more: only the
@@ -83,7 +83,7 @@ class LRUCurve:
         )
 
 
-def _deepest_first(offsets: Int64) -> Int64:
+def deepest_first(offsets: Int64) -> Int64:
     """Positions of the pages, request by request, from the deepest page to the first."""
     lengths = np.diff(offsets)
     positions = np.arange(int(offsets[-1]))

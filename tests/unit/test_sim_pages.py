@@ -18,6 +18,7 @@ from costcache.sim.paths import page_paths
 from costcache.sim.results import Run
 from costcache.sim.stack import LRUCurve
 from costcache.sim.trace import Trace
+from costcache.sim.window import lru
 
 MODEL = ModelSpec.preset("llama-3-8b")
 BLOCK = 4
@@ -82,6 +83,10 @@ def test_one_pass_lru_is_the_lru_that_serves(trace: Trace, page_size: int, capac
     assert fast.evictions == served.evictions
     assert fast.oversized == served.oversized_requests
     if capacity is not None:
+        once = lru(page_paths(keys), capacity)
+        assert once.matched.tolist() == fast.matched.tolist()
+        assert (once.shortfall, once.evicted) == (fast.shortfall, fast.evicted)
+        assert (once.evictions, once.oversized) == (fast.evictions, fast.oversized)
         assert curve.hit_pages(np.array([capacity]))[0] == fast.matched.sum()
 
 
