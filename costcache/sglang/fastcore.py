@@ -69,6 +69,7 @@ class FastTreeCore(FastWalks, CostTreeCore):
         data = node.component_data[FULL]
         slots = data.value
         node.key = node.key[:keep]
+        node.checksum = None
         data.value = slots[:keep].clone()
         tail = slots[keep:]
         tokens = self._left(tail)

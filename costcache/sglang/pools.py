@@ -41,6 +41,11 @@ class PoolRecord(NodeRecord):
         NodeRecord.__init__(self, serial, parent, tokens, depth)
         self.node = node
 
+    def prefix_hash(self, offset: int = 0) -> int | None:
+        """See :class:`costcache.records.NodeRecord`; None on the Rust core, which hides its keys."""
+        name = getattr(self.node, "prefix_hash", None)
+        return None if name is None else name(self.depth, offset)
+
 
 class PoolEvents:
     """One pool's order and its evictions.

@@ -6,6 +6,8 @@ one record per pool that holds a value of it.
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +42,16 @@ class CostNode(UnifiedTreeNode):
         host: Record while only the host holds it.
         swa: Record while the device holds its sliding-window KV.
         state: Record while the device holds a state that ends with it.
+        page_size: Tokens per page.
+        checksum: CRC-32 of the whole prefix through this node; None until somebody needs it.
     """
 
     kv: PoolRecord | None = None
     host: PoolRecord | None = None
     swa: PoolRecord | None = None
     state: PoolRecord | None = None
+    page_size: int = 1
+    checksum: int | None = None
 
     @property
     def end(self) -> int:
@@ -59,6 +65,41 @@ class CostNode(UnifiedTreeNode):
             total += len(node.key)
             node = node.parent
         return total
+
+    def prefix_hash(self, depth: int, offset: int) -> int:
+        """A name for what the node holds; see :meth:`costcache.records.NodeRecord.prefix_hash`.
+
+        Args:
+            depth: Tokens of the prefix in front of the node.
+            offset: Where in the node the page begins that ends the name.
+        """
+        start = offset // self.page_size * self.page_size
+        tokens = memoryview(_tokens(self.key))
+        checksum = zlib.crc32(tokens[:start], self._above())
+        page = zlib.crc32(tokens[start : start + self.page_size], checksum)
+        return depth + offset << 32 | page
+
+    def _above(self) -> int:
+        """CRC-32 of the prefix in front of the node, its namespace included."""
+        if self.parent.parent is None:
+            return zlib.crc32(repr((self.key.extra_key, self.key.cache_salt)).encode())
+        waiting: list[CostNode] = []
+        node = self.parent
+        while node.parent is not None and node.checksum is None:
+            waiting.append(node)
+            node = node.parent
+        checksum = node.checksum if node.parent is not None else waiting[-1]._above()
+        for node in reversed(waiting):
+            node.checksum = checksum = zlib.crc32(_tokens(node.key), checksum)
+        return int(checksum)
+
+
+def _tokens(key: Any) -> array[int]:
+    """A key's own tokens; a bigram key shares its last one with what comes after."""
+    ids = key.raw_token_ids()
+    if not isinstance(ids, array):
+        ids = array("q", ids)
+    return ids[:-1] if key.is_bigram else ids
 
 
 class CostTreeCore(UnifiedTreeCore):
@@ -99,6 +140,7 @@ class CostTreeCore(UnifiedTreeCore):
 
     def _new_node(self, priority: int = 0) -> CostNode:
         node = CostNode(self.component_types, priority=priority)
+        node.page_size = self.page_size
         self._register_node(node)
         return node
 
