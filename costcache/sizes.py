@@ -78,7 +78,7 @@ class Capacity:
 
 
 def parse_capacity(text: str) -> Capacity:
-    """Read one pool size.
+    """Read one pool size. ``80GiB-16GiB`` is a GPU's memory less what its weights, and all else, take.
 
     Raises:
         SettingsError: It is none.
@@ -86,11 +86,17 @@ def parse_capacity(text: str) -> Capacity:
     text = text.strip()
     if text.lower() == "unlimited":
         return Capacity(text, None)
+    memory, minus, weights = text.partition("-")
+    if minus and memory:
+        left = parse_bytes(memory, "capacity") - parse_bytes(weights, "capacity")
+        if left <= 0:
+            raise SettingsError(f"capacity {_short(text)} leaves nothing: the weights take all of the memory")
+        return Capacity(text, Fraction(left), "B")
     amount, unit = _read(text, "capacity")
     if amount <= 0 or unit not in _UNITS.values():
         raise SettingsError(
             f"capacity {_short(text)} is not a size: "
-            "give 5%, 14054pages, 7195648tok, 50GB, 50GiB or unlimited"
+            "give 5%, 14054pages, 7195648tok, 50GB, 50GiB, 80GiB-16GiB or unlimited"
         )
     return Capacity(text, amount, unit)
 

@@ -40,7 +40,7 @@ OUTPUT = click.Path(path_type=Path)
 
 @click.command(
     epilog="Capacities: 5% (of the trace's distinct whole pages), 14054pages, 7195648tok, 50GB, 50GiB, "
-    "unlimited."
+    "80GiB-16GiB (a GPU's memory less its weights), unlimited."
 )
 @click.argument("trace_path", metavar="TRACE")
 @model_option
@@ -134,6 +134,12 @@ OUTPUT = click.Path(path_type=Path)
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option("--report", type=OUTPUT, metavar="FILE", help="Write a report, one HTML page, to FILE.")
 @click.option("--plot", type=OUTPUT, metavar="FILE", help="Draw the hit rates to FILE (.png, .svg, .pdf).")
+@click.option(
+    "--details",
+    is_flag=True,
+    help="Also print all times to first token, bytes, shortfalls and the wall time of decisions. With "
+    "--json, add wall times; without them reruns give the same bytes.",
+)
 @deployment_options
 @json_option
 def simulate(
@@ -165,6 +171,7 @@ def simulate(
     jobs: int,
     report: Path | None,
     plot: Path | None,
+    details: bool,
     as_json: bool,
     **deployment: Any,
 ) -> None:
@@ -178,7 +185,6 @@ def simulate(
     from costcache.report.files import check_outputs
     from costcache.settings import Settings, read_settings
     from costcache.sim.engine import OFFLINE, Simulator
-    from costcache.sim.results import gap_closed
     from costcache.sim.serving import ServingSettings
     from costcache.sim.sweep import Cell, outcomes
     from costcache.sim.traces.convert import rounded_up
@@ -284,11 +290,13 @@ def simulate(
                 "serving": server.model_dump() if serving else None,
                 "prefill": simulator.prefill.model_dump(),
                 "warmup": warmup,
-                "runs": [asdict(run) | {"gap_closed": gap_closed(run, runs)} for run in runs],
+                "runs": [_as_json(run, runs, details) for run in runs],
             }
         )
         return
     _print(trace, model.name, served.page_size, distinct, ideal, kept, runs)
+    if details:
+        _print_details(runs)
     say(
         console(), f"TTFT by {simulator.prefill.name}{', queue included' if serving else ', without a queue'}"
     )
@@ -399,6 +407,46 @@ def _print(
                 f"{run.clamped:,} answers of plugin {run.plugin!r} were out of bounds at {run.capacity} "
                 f"({run.policy}) and were replaced",
             )
+
+
+def _as_json(run: Run, runs: list[Run], timing: bool) -> dict[str, Any]:
+    from costcache.sim.results import TIMING, gap_closed
+
+    fields = asdict(run) | {"gap_closed": gap_closed(run, runs)}
+    return fields if timing else {name: value for name, value in fields.items() if name not in TIMING}
+
+
+def _print_details(runs: list[Run]) -> None:
+    out = console()
+    table = new_table(
+        ">capacity",
+        "policy",
+        ">TTFT\nmean",
+        ">TTFT\np50",
+        ">TTFT\np90",
+        ">TTFT\np99",
+        ">KV not\ncomputed",
+        ">shortfall\ntokens",
+        ">evicted\ntokens",
+        ">one\neviction",
+    )
+    last = None
+    for run in runs:
+        if last not in (None, run.capacity):
+            table.add_section()
+        last = run.capacity
+        took = run.decision_microseconds
+        table.add_row(
+            run.capacity,
+            run.policy,
+            *map(_seconds, (run.ttft_mean, run.ttft_p50, run.ttft_p90, run.ttft_p99)),
+            f"{run.kv_bytes_avoided / 2**30:,.1f} GiB",
+            f"{run.shortfall_tokens:,}",
+            f"{run.evicted_tokens:,}",
+            "-" if took is None else f"{took:,.1f} µs",
+        )
+    show(out, table)
+    say(out)
 
 
 def _seconds(value: float) -> str:

@@ -244,7 +244,10 @@ def _table(material: Material) -> str:
         ("Gap closed", False),
         ("First token, mean", False),
         ("First token, median", False),
+        ("First token, 90 of 100 by", False),
         ("First token, 99 of 100 by", False),
+        ("KV not computed", False),
+        ("Shortfall tokens", False),
         ("Evicted tokens", False),
         ("Regretted tokens", False),
     )
@@ -264,7 +267,10 @@ def _table(material: Material) -> str:
             "–" if replay.gap_closed is None else share(replay.gap_closed, 0),
             seconds(run.ttft_mean),
             seconds(run.ttft_p50),
+            seconds(run.ttft_p90),
             seconds(run.ttft_p99),
+            size(run.kv_bytes_avoided),
+            f"{run.shortfall_tokens:,}",
             f"{run.evicted_tokens:,}",
             f"{sum(replay.regretted):,}",
         )

@@ -21,7 +21,6 @@ from costcache.plugins import PluginManager
 from costcache.policies import BUILTIN, PolicySpec
 from costcache.policies.lru import LRU
 from costcache.records import NodeRecord
-from costcache.sim.results import TIMING
 from costcache.sim.traces import load_trace, write_trace
 from costcache.sim.workloads import generate, workload_settings
 
@@ -32,7 +31,13 @@ RUN_FIELDS = {
     "token_hit_rate",
     "flops_saved_rate",
     "evicted_tokens",
-    "requests_per_second",
+    "shortfall_tokens",
+    "kv_bytes_avoided",
+    "ttft_mean",
+    "ttft_p50",
+    "ttft_p90",
+    "ttft_p99",
+    "gap_closed",
 }
 
 
@@ -102,7 +107,6 @@ def test_runs_have_the_promised_fields_for_each_policy_and_capacity(chat: Path) 
     ]
     for run in found["runs"]:
         assert run.keys() >= RUN_FIELDS
-        assert run["requests_per_second"] > 0
         assert 0 < run["flops_saved_rate"] < run["token_hit_rate"] < 1
     assert [run["capacity_tokens"] for run in found["runs"][3:]] == [None] * 3
     assert found["trace"]["ideal_token_hit_rate"] == pytest.approx(found["runs"][-1]["token_hit_rate"])
@@ -113,19 +117,33 @@ def test_every_rerun_prints_the_same_but_for_timing(repo_root: Path, chat: Path)
     line = [sys.executable, "-m", "costcache", "simulate", str(chat), *MODEL, "--json"]
     line += ["--policy", ",".join(("costcache", *BUILTIN)), "--capacity", "5%,1GB,unlimited"]
     outputs = []
-    for seed in ("0", "1"):
+    for seed, more in (("0", []), ("1", []), ("1", ["--details"])):
         env = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(line, cwd=repo_root, env=env, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [*line, *more], cwd=repo_root, env=env, check=True, capture_output=True, text=True
+        )
         assert done.stderr == ""  # no progress display without a terminal
-        outputs.append(json.loads(done.stdout))
-    for output in outputs:
-        for run in output["runs"]:
-            deciding = run.pop("decision_microseconds")
-            assert deciding is None or deciding > 0
-            for name in ("seconds", "requests_per_second"):
-                assert run.pop(name) > 0
-    assert len(outputs[0]["runs"]) == 3 * (len(BUILTIN) + 1)
-    assert outputs[0] == outputs[1]
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1]  # to the byte
+    plain, detailed = json.loads(outputs[0]), json.loads(outputs[2])
+    assert len(plain["runs"]) == 3 * (len(BUILTIN) + 1)
+    for run in detailed["runs"]:
+        deciding = run.pop("decision_microseconds")
+        assert deciding is None or deciding > 0
+        for name in ("seconds", "requests_per_second"):
+            assert run.pop(name) > 0
+    assert detailed == plain
+
+
+def test_details_are_a_second_table(chat: Path) -> None:
+    line = ("simulate", chat, *MODEL, "--policy", "lru,slru", "--capacity", "5%", "--tree")
+    plain, detailed = answer(*line), answer(*line, "--details")
+    words = ("shortfall", "KV not", "eviction", " µs")
+    assert not any(word in plain for word in words)
+    assert all(word in detailed for word in words)
+    run = json.loads(answer(*line, "--json"))["runs"][1]
+    assert f"{run['shortfall_tokens']:,}" in detailed
+    assert f"{run['kv_bytes_avoided'] / 2**30:,.1f} GiB" in detailed
 
 
 def test_sizes_in_bytes_are_what_the_deployment_makes_of_them(chat: Path) -> None:
@@ -170,8 +188,8 @@ def test_settings_reach_the_plugin_and_the_policy(chat: Path) -> None:
     base = ("simulate", chat, *MODEL, "--capacity", "10%", "--json")
 
     def run(*options: str) -> dict[str, Any]:
-        runs = json.loads(answer(*base, *options))["runs"]
-        return {name: value for name, value in runs[0].items() if name not in TIMING}
+        found: dict[str, Any] = json.loads(answer(*base, *options))["runs"][0]
+        return found
 
     plain, floored = run(), run("--set", "architecture.floor=0.3")
     assert floored["evictions"] < plain["evictions"]
@@ -189,10 +207,6 @@ def test_a_trace_comes_from_standard_input(chat: Path) -> None:
     named = json.loads(answer("simulate", chat, *MODEL, "--json"))
     assert piped["trace"].pop("name") == "stdin"
     assert named["trace"].pop("name") == "chat"
-    for found in (piped, named):
-        for run in found["runs"]:
-            for name in TIMING:
-                del run[name]
     assert piped == named
 
 

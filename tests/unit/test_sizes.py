@@ -32,6 +32,8 @@ def tokens(text: str, *, distinct: int = 100, page: int = 16, token_bytes: int =
         ("1MiB", 65 * 16),
         ("1mib", 65 * 16),
         ("16000B", 16),
+        ("2MB-1MB", 62 * 16),
+        ("1MiB - 48576B", 62 * 16),
         ("unlimited", None),
         ("Unlimited", None),
     ],
@@ -64,6 +66,20 @@ def test_bytes_hold_what_they_can_and_no_more(amount: int, unit: str, token_byte
     held = tokens(f"{amount}{unit}", page=1, token_bytes=token_bytes)
     assert held is not None
     assert held * token_bytes <= size < (held + 1) * token_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("16GiB-16GiB", "capacity '16GiB-16GiB' leaves nothing: the weights take all"),
+        ("80GiB-5%", "capacity '5%' is not a size in bytes"),
+        ("80%-1GB", "capacity '80%' is not a size in bytes"),
+        ("80GiB-", "capacity '' is not a size in bytes"),
+    ],
+)
+def test_memory_less_weights_has_to_leave_something(text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        parse_capacity(text)
 
 
 def test_units_of_bytes_are_decimal_or_binary_as_written() -> None:
