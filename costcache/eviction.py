@@ -203,7 +203,7 @@ class EvictionPipeline:
         counters.evicted += eviction.freed
         if victims := eviction._victims:
             counters.victims += len(victims)
-            counters.trimmed += victims[-1][3]  # a trim frees what is left to free: only the last can be one
+            counters.trimmed += sum([victim[3] for victim in victims])
         if eviction.freed < shortfall:
             counters.short += 1
         return eviction

@@ -144,12 +144,12 @@ class NodeRecord:
         """True for an unlocked leaf: what an order may name as a victim."""
         return not self.live_children and not self.locks and self.parent is not None
 
-    def prefix_hash(self) -> int | None:
+    def prefix_hash(self, offset: int = 0) -> int | None:  # noqa: ARG002 # for caches that can tell
         """A name for what the node holds, by which a policy knows it when it comes back as a new node.
 
-        64 bits made of the whole prefix up to the end of the node's first page: the same in every
-        process, and untouched by the splits and trims of the nodes in front of it. None in a cache
-        that cannot tell; then every node is a stranger.
+        64 bits made of the whole prefix up to the end of the node's first page, or of the page that
+        begins ``offset`` tokens behind its start: the same in every process, and untouched by where nodes in
+        front of it begin and end. None in a cache that cannot tell; then every node is a stranger.
         """
         return None
 
@@ -170,10 +170,19 @@ class NodeRecord:
 
 
 class Victim(NamedTuple):
-    """What an order answers: a record and what to do with it."""
+    """What an order answers: a record and what to do with it.
+
+    Attributes:
+        record: The leaf, or the node whose state goes.
+        action: What to do with it.
+        tokens: The last tokens of the leaf that may go; None for all. What is in front of them is worth
+            more to the order, which may name the rest again. A cache that trims in larger steps, or
+            not at all, takes more.
+    """
 
     record: NodeRecord
     action: Action = Action.DELETE
+    tokens: int | None = None
 
 
 class PoolState(NamedTuple):

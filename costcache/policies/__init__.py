@@ -10,6 +10,7 @@ BUILTIN = (
     "fifo",
     "filo",
     "gdsf",
+    "hazard",
     "hits-per-token",
     "lfu",
     "lhd",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 __all__ = ["Ghosts"]
@@ -18,12 +19,18 @@ class Ghosts(Generic[M]):
     so by as many entries as that has pages.
     """
 
-    __slots__ = ("_memories", "_room", "tokens")
+    __slots__ = ("_dropped", "_memories", "_room", "tokens")
 
-    def __init__(self, room: float) -> None:
-        """Remember nodes of ``room`` tokens in all."""
+    def __init__(self, room: float, dropped: Callable[[M], object] | None = None) -> None:
+        """Remember nodes of ``room`` tokens in all.
+
+        Args:
+            room: Tokens.
+            dropped: Called with each memory that is given up for another.
+        """
         self._memories: OrderedDict[int, tuple[M, int]] = OrderedDict()
         self._room = room
+        self._dropped = dropped
         self.tokens = 0
 
     def __len__(self) -> int:
@@ -33,11 +40,16 @@ class Ghosts(Generic[M]):
         """Remember a node that goes with ``tokens`` tokens; one without a name leaves nothing."""
         if name is None:
             return
-        self.take(name)
+        before = self.take(name)
+        if before is not None and self._dropped is not None:
+            self._dropped(before)
         self._memories[name] = (memory, tokens)
         self.tokens += tokens
         while self.tokens > self._room:
-            self.tokens -= self._memories.popitem(last=False)[1][1]
+            oldest, had = self._memories.popitem(last=False)[1]
+            self.tokens -= had
+            if self._dropped is not None:
+                self._dropped(oldest)
 
     def take(self, name: int | None) -> M | None:
         """Give up the memory of a node that came back; None when there is none."""

@@ -52,13 +52,19 @@ class Node(NodeRecord):
         self.hashes: list[int] | None = None
         self.checksum: int | None = None
 
-    def prefix_hash(self) -> int | None:
+    def prefix_hash(self, offset: int = 0) -> int | None:
         """See :class:`costcache.records.NodeRecord`; None for a root and once the node has gone."""
         parent = self.parent
         if parent is None:
             return None
+        checksum, page = parent.prefix_checksum(), self.edge
+        if offset:
+            size = len(page)
+            start = offset * len(self.key) // self.tokens // size * size
+            checksum = zlib.crc32(memoryview(self.key)[:start], checksum)
+            page = bytes(self.key[start : start + size])
         # The depth makes up for half of what 32 bits lack: only prefixes of one length can be mixed up.
-        return self.depth << 32 | zlib.crc32(self.edge, parent.prefix_checksum())
+        return self.depth + offset << 32 | zlib.crc32(page, checksum)
 
     def prefix_checksum(self) -> int:
         """CRC-32 of the whole prefix through this node, its namespace included.

@@ -37,8 +37,8 @@ class Thing(NodeRecord):
         super().__init__(serial, root, size, 0)
         self.number = number
 
-    def prefix_hash(self) -> int | None:
-        return self.number
+    def prefix_hash(self, offset: int = 0) -> int | None:
+        return self.number + offset
 
 
 class Flat:

@@ -1,0 +1,442 @@
+"""Hazard: what is least likely to be used again soon, for its class and age, goes first."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from costcache.hookspecs import hookimpl
+from costcache.orders import VictimOrder
+from costcache.policies.ages import AgeQueues
+from costcache.policies.ghosts import Ghosts
+from costcache.policies.outcomes import LEVELS, Classes
+from costcache.policies.pieces import Piece, Place, join, split_at
+from costcache.policies.spec import PolicySpec
+from costcache.policies.survival import BINS, FIRST, LifeTable, age_bin, edges, index
+from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
+
+if TYPE_CHECKING:
+    from costcache.cost import CostModel
+    from costcache.records import PoolState
+
+__all__ = ["Hazard", "HazardSettings"]
+
+_DEPTHS = 12
+"""Steps of √2 by which a token's recompute cost may exceed the first one's."""
+_TICKS = 16
+"""Rankings while as many requests pass as there are leaves."""
+_SLOWER = 64
+"""Estimates are renewed when the requests so far have grown by one in so many."""
+_SLOWEST = 10
+"""But after so many times the set interval in any case."""
+_GONE = 8
+"""Pieces trimmed off a node that are remembered with it."""
+
+
+class HazardSettings(BaseModel):
+    """Settings of ``hazard``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    objective: Literal["tokens", "flops"] = Field(
+        "tokens",
+        description="What hits count in: tokens, or the FLOPs to recompute them, which grow with depth.",
+    )
+    refresh: int = Field(
+        50, ge=1, description="Requests after which survival is estimated anew, early in the cache's life."
+    )
+    ghosts: float = Field(
+        6.0, ge=0.0, description="Evicted tokens whose history is remembered, as a multiple of the pool."
+    )
+    strength: float = Field(
+        5.0, gt=0.0, description="Observed intervals that outweigh what is expected of similar classes."
+    )
+    memory: float = Field(
+        1.0, gt=0.0, le=1.0, description="Share of what was learned that an estimate leaves to the next one."
+    )
+
+
+class Hazard(VictimOrder):
+    """The leaf that promises the fewest uses per unit of time, for its class and age, goes first.
+
+    With S the survival function of the intervals between uses of a class, a leaf of age a is worth
+    ``max over T of (S(a) - S(a + T)) / integral of S from a to a + T``; see
+    :func:`costcache.policies.survival.index`. Ties go least recent first. With the objective ``flops``
+    the worth is multiplied by the cost of recomputing a token at the leaf's depth.
+
+    S is estimated by Kaplan and Meier's method, with what was evicted (as long as it is remembered) and what
+    has not been used yet counted as such; see :class:`costcache.policies.survival.LifeTable`. Classes are
+    made of what a server knows: how often and how regularly a node was used, or for one used once how
+    much its request brought; and the output length, finish reason and priority of the last request.
+
+    Works on nodes: a split leaves both parts the history; a trim frees the tail and remembers it; what
+    comes back has its history again, and what is new behind it none, see
+    :mod:`costcache.policies.pieces`. Of such a node, the part with the last history goes by itself.
+
+    Cost: a use and a victim take a few microseconds, whatever the number of leaves. Leaves are kept by class
+    and age (:class:`costcache.policies.ages.AgeQueues`), and ranked anew after one request for each sixteen
+    leaves, at most ``refresh``. An estimate takes some milliseconds; it is renewed every ``refresh``
+    requests at first and ten times as seldom later.
+
+    Memory: about 600 bytes a node; 300 a remembered one, all of which had no more tokens than ``ghosts``
+    times the pool; and 2 KB a class, at most 768 of them.
+    """
+
+    def __init__(
+        self, capacity: int, settings: HazardSettings | None = None, cost: CostModel | None = None
+    ) -> None:
+        """Make the order of one cache.
+
+        Args:
+            capacity: Tokens that the pool holds.
+            settings: The settings; defaults without.
+            cost: What recomputing costs; needed for the objective ``flops``.
+        """
+        settings = settings if settings is not None else HazardSettings()
+        self._refresh_after = settings.refresh
+        self._memory = settings.memory
+        self._table = LifeTable(LEVELS, settings.strength, 0.02)
+        self._classes = Classes(self._table)
+        self._queues: AgeQueues[Place] = AgeQueues(self._worth_at)
+        self._ghosts: Ghosts[list[Piece]] = Ghosts(capacity * settings.ghosts, self._lose)
+        self._steps: list[int] = []
+        if settings.objective == "flops" and cost is not None:
+            self._steps = depth_steps(cost)
+        self._depths = len(self._steps) + 1
+        # Until something is known: as LRU.
+        self._worth = [[1.0 / (at + 1) for at in range(BINS + 1)]]
+        self._marked: list[Place] = []
+        self._wanted: dict[Place, None] = {}
+        self._named: Place | None = None
+        self._nodes = 0
+        self._now = 0.0
+        self._requests = 0
+        self._estimate_at = settings.refresh
+        self._rank_at = 0
+        self._asked = False
+
+    # -- what happens ------------------------------------------------------------------------
+
+    def insert(self, record: NodeRecord) -> None:
+        self._now = max(self._now, record.last_use)
+        at, end, now = record.depth, record.end, self._now
+        back: list[Piece] = []
+        if at:
+            # What comes behind a node that was trimmed is, but for rare cases, what was trimmed off.
+            parent = record.parent
+            before: Place | None = None if parent is None else parent.data
+            if parent is not None and before is not None and before.gone and parent.live_children == 1:
+                back, before.gone = before.gone, []
+        else:
+            self._requests += 1
+        pieces: list[Piece] = []
+        gone: list[Piece] = []
+        while at < end:
+            if not back:
+                name = record.prefix_hash(at - record.depth) if len(self._ghosts) else None
+                back = self._ghosts.take(name) or []
+            if not back:
+                pieces.append(Piece(at, end - at, now, self._classes.open))
+                break
+            back, behind = split_at(back, end)
+            for piece in back:
+                self._use(piece, now)
+                at = piece.end
+            pieces += back
+            gone, back = behind, []
+        place = record.data = Place(record, pieces if len(pieces) < 2 else join(pieces), gone)
+        self._nodes += 1
+        self._marked.append(place)
+        place.marked = True
+
+    def touch(self, record: NodeRecord) -> None:
+        place: Place = record.data
+        uses = record.uses
+        if uses == place.uses:
+            return  # the same request again
+        place.uses = uses
+        place.until = 0
+        now = record.last_use
+        self._now = max(self._now, now)
+        if not record.depth:
+            self._requests += 1
+        pieces = place.pieces
+        last = pieces[-1]
+        end = record.depth + record.tokens
+        if last.start + last.tokens > end:
+            self._cut_off(place, [last.cut(end)])
+        if last is pieces[0]:
+            self._use(last, now)
+        else:
+            for piece in pieces:
+                self._use(piece, now)
+            place.pieces = join(pieces)
+        if not record.live_children and not place.marked:
+            place.marked = True
+            self._marked.append(place)
+
+    def _use(self, piece: Piece, now: float) -> None:
+        """A piece is used: its interval ends. The next one gets its class when the request ends."""
+        run = piece.run
+        if run is None:  # the request before this one has not ended
+            group = piece.group
+        else:
+            if run.into is not None:
+                run = run.whole()
+            group = run.group // self._depths
+            run.risk -= piece.tokens
+            piece.run = None
+        self._table.used[group * BINS + age_bin(now - piece.since)] += piece.tokens
+        hits = piece.hits
+        piece.hits = hits + 1
+        piece.since = now
+        piece.group = self._classes.reused(hits + 1, (now - piece.first) / hits)
+
+    def refresh(self, record: NodeRecord) -> None:
+        place: Place = record.data
+        place.until = self._requests + self._refresh_after
+        if not record.live_children:
+            place.stamp = 0
+            self._mark(place)
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        known: Place = tail.data
+        front, known.pieces = split_at(known.pieces, tail.depth)
+        place = prefix.data = Place(prefix, front, [])
+        place.uses = known.uses
+        place.until = known.until
+        self._nodes += 1
+
+    def trim(self, record: NodeRecord, tokens: int) -> None:
+        self._named = None
+        place: Place = record.data
+        pieces, end = place.pieces, record.end
+        if pieces[-1].start >= end:  # another piece is the last one now
+            kept, off = split_at(pieces, end)
+            place.pieces = kept
+            self._cut_off(place, off)
+            self._mark(place)
+
+    def _cut_off(self, place: Place, pieces: list[Piece]) -> None:
+        place.gone[:0] = pieces
+        if len(place.gone) > _GONE:
+            self._lose(place.gone[_GONE:])
+            del place.gone[_GONE:]
+
+    def remove(self, record: NodeRecord) -> None:
+        self._named = None
+        place: Place = record.data
+        record.data = None
+        place.stamp = 0
+        self._nodes -= 1
+        pieces = place.pieces + place.gone
+        name = record.prefix_hash()
+        if name is None:
+            self._lose(pieces)
+        else:
+            self._ghosts.keep(name, sum([piece.tokens for piece in pieces]), pieces)
+        parent = record.parent
+        if parent is not None and parent.is_evictable:
+            self._mark(parent.data)
+
+    def _lose(self, pieces: list[Piece]) -> None:
+        """Pieces are forgotten; that they were not used up to now is all that is known."""
+        for piece in pieces:
+            if piece.run is not None:
+                run = piece.run.whole()
+                run.risk -= piece.tokens
+                at = run.group // self._depths * BINS + age_bin(self._now - piece.since)
+                self._table.lost[at] += piece.tokens
+
+    def unlock(self, record: NodeRecord) -> None:
+        if not record.live_children:
+            self._mark(record.data)
+
+    def defer(self, victim: Victim) -> None:
+        self._named = None
+        if victim.record.is_evictable:
+            self._mark(victim.record.data)
+
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        path: list[Place] = []
+        made = 0
+        record = request.end
+        open_class = self._classes.open
+        while record is not None and record.data is not None:
+            place: Place = record.data
+            path.append(place)
+            last = place.pieces[-1]
+            if last.group == open_class and record.creator == request.number:
+                made += last.tokens
+            record = record.parent
+        if path:
+            classes, now = self._classes, self._now
+            outcome = classes.outcome(info)
+            fresh = classes.fresh(made, outcome)
+            for place in path:
+                moved = False
+                for piece in place.pieces:
+                    group = piece.group
+                    if group == open_class:
+                        if place.record.creator != request.number:
+                            continue  # its own request is still running
+                        if piece.run is not None:
+                            run = piece.run.whole()
+                            run.risk -= piece.tokens
+                        piece.group = group = fresh
+                        piece.since = now
+                    elif piece.run is None:
+                        group = classes.after(group, outcome)
+                    else:
+                        continue
+                    self._begin(piece, group)
+                    moved = True
+                if moved and place.stamp:
+                    self._mark(place)
+        if self._asked and self._requests >= self._estimate_at:
+            self._estimate()
+
+    def _begin(self, piece: Piece, group: int) -> None:
+        """The interval since the last use of a piece counts for a class from now on."""
+        depths, tokens = self._depths, piece.tokens
+        if depths > 1:
+            group = group * depths + bisect_right(self._steps, piece.start + tokens // 2)
+        piece.run = run = self._queues.run(group, self._now)
+        run.risk += tokens
+        self._table.interval(tokens)
+
+    def _mark(self, place: Place) -> None:
+        if not place.marked:
+            place.marked = True
+            self._marked.append(place)
+
+    # -- victims -----------------------------------------------------------------------------
+
+    def next_victim(self, pool: str) -> Victim | None:
+        self._asked = True
+        if self._marked:
+            self._settle()
+        if self._requests >= self._rank_at:
+            if self._requests >= self._estimate_at:
+                self._estimate()
+            else:
+                self._rank()
+        if self._named is not None:
+            self._named.stamp = 0  # it was not taken
+        place = self._named = self._queues.pop()
+        if place is None:
+            if not self._wanted:
+                return None
+            self._let_go(math.inf)  # nothing else is left
+            return self.next_victim(pool)
+        pieces, record = place.pieces, place.record
+        if len(pieces) == 1:
+            return Victim(record)
+        return Victim(record, Action.DELETE, record.end - pieces[-1].start)
+
+    def _settle(self) -> None:
+        """Put what was made, used or freed since the last time into its queue."""
+        requests = self._requests
+        for place in self._marked:
+            place.marked = False
+            record = place.record
+            if record.live_children or record.locks or record.data is not place:
+                continue
+            if place.until > requests:
+                self._wanted[place] = None
+                continue
+            for piece in place.pieces:
+                if piece.run is None:
+                    self._begin(piece, piece.group)
+            run = place.pieces[-1].run
+            if run is not None:
+                self._queues.push(run.whole(), place)
+        self._marked.clear()
+
+    def _let_go(self, requests: float) -> None:
+        """What was wanted up to so many requests may go again."""
+        for place in [place for place in self._wanted if place.until <= requests]:
+            del self._wanted[place]
+            place.until = 0
+            self._mark(place)
+
+    def _rank(self) -> None:
+        if self._wanted:
+            self._let_go(self._requests)
+        self._rank_at = self._requests + min(self._refresh_after, 1 + len(self._queues) // _TICKS)
+        self._queues.rank(self._now)
+
+    def _estimate(self) -> None:
+        import numpy as np
+
+        requests, after = self._requests, self._refresh_after
+        self._estimate_at = requests + min(max(after, requests // _SLOWER), _SLOWEST * after)
+        self._asked = False
+        self._settle()
+        if self._memory < 1.0:
+            self._table.fade(self._memory)
+        queues, now = self._queues, self._now
+        queues.sweep(self._nodes)
+        queues.merge(now)
+        runs = [run for group in queues.runs for run in group]
+        living = np.zeros((len(self._table), BINS))
+        if runs:
+            group = np.array([run.group for run in runs]) // self._depths
+            age = now - np.array([(run.first + run.last) / 2 for run in runs])
+            at = np.clip(np.searchsorted(edges(), age, side="right") - 1, 0, BINS - 1)
+            np.add.at(living, (group, at), np.array([float(run.risk) for run in runs]))
+        worth = index(self._table.shares(living), edges())
+        self._worth = np.concatenate((worth, worth[:, -1:]), axis=1).tolist()
+        self._rank()
+
+    def _worth_at(self, group: int, age: float) -> float:
+        """Worth of a class at an age, interpolated between the bins."""
+        factor = 1.0
+        if self._depths > 1:
+            group, depth = divmod(group, self._depths)
+            factor = 2.0 ** (depth / 2)
+        worth = self._worth[group if group < len(self._worth) else 0]
+        if age <= 0.0:
+            return worth[0] * factor
+        at = 2.0 * (math.log2(age) + FIRST) + 1.0
+        if at <= 0.0:
+            return worth[0] * factor
+        if at >= BINS:
+            return worth[BINS] * factor
+        low = int(at)
+        value = worth[low]
+        return (value + (worth[low + 1] - value) * (at - low)) * factor
+
+
+def depth_steps(cost: CostModel) -> list[int]:
+    """Depths in tokens from which a token costs √2, 2, 2√2, ... times as many FLOPs as the first one."""
+    first = cost.recompute_flops(0, 1)
+    steps: list[int] = []
+    for step in range(1, _DEPTHS):
+        low, high = 0, 1 << 24
+        while low < high:
+            middle = (low + high) // 2
+            if cost.recompute_flops(middle, middle + 1) >= first * 2.0 ** (step / 2 - 0.25):
+                high = middle
+            else:
+                low = middle + 1
+        if low >= 1 << 24:
+            break
+        steps.append(low)
+    return steps
+
+
+def _make(cost: CostModel, pools: tuple[PoolState, ...], settings: HazardSettings) -> Hazard:
+    return Hazard(pools[0].capacity, settings, cost)
+
+
+@hookimpl
+def policies() -> dict[str, PolicySpec]:
+    return {
+        "hazard": PolicySpec(
+            _make, "Fewest expected uses per token and time first, by class and age.", HazardSettings
+        )
+    }

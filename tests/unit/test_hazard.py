@@ -1,0 +1,334 @@
+"""The hazard policy: its queues, its bookkeeping on nodes, and what it learns."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from costcache import RadixCache, RequestInfo
+from costcache.cost import CostModel
+from costcache.errors import SettingsError
+from costcache.policies.hazard import Hazard, depth_steps
+from costcache.policies.outcomes import Classes, Outcome
+from costcache.policies.pieces import Place
+from costcache.policies.survival import BINS, LifeTable, age_bin
+from costcache.radix import Node
+from costcache.records import NodeRecord
+from tests.property.kit import MODEL, check_structure, drain, manager, nodes_of
+
+PLUGINS = manager()
+
+
+def new(pool_size: int = 1000, page_size: int = 1, **settings: Any) -> RadixCache:
+    return RadixCache(MODEL, pool_size, page_size, policy="hazard", plugins=PLUGINS, policy_settings=settings)
+
+
+def order_of(cache: RadixCache) -> Hazard:
+    order = cache._store.guard.order
+    assert isinstance(order, Hazard)
+    return order
+
+
+def ask(cache: RadixCache, tokens: list[int], output: int = 0, **info: Any) -> int:
+    """One request, whole; how many tokens it found."""
+    name = object()
+    found = cache.match_prefix(tokens, name).matched_len
+    cache.insert(tokens, request=name)
+    cache.finish(name, RequestInfo(output_tokens=output, **info))
+    return found
+
+
+def stream(seed: int, requests: int) -> list[list[int]]:
+    """Prompts that share heads, come back longer, and end anywhere."""
+    draw = random.Random(seed)
+    prompts: list[list[int]] = []
+    for _ in range(requests):
+        if prompts and draw.random() < 0.6:
+            old = draw.choice(prompts[-30:])
+            head = old[: draw.randint(1, len(old))] if draw.random() < 0.4 else old
+        else:
+            head = []
+        prompts.append(head + [draw.randint(0, 9) for _ in range(draw.randint(1, 30))])
+    return prompts
+
+
+def worth_of(order: Hazard, record: NodeRecord) -> tuple[float, float]:
+    """What the queues go by, found without them."""
+    run = record.data.pieces[-1].run.whole()
+    age = order._queues.now - (run.first + run.last) / 2
+    return order._worth_at(run.group, age), run.first
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_victim_is_the_one_that_a_look_at_all_leaves_finds(seed: int) -> None:
+    cache = new(400, refresh=7)
+    order = order_of(cache)
+    named = order.next_victim
+    looked = 0
+
+    def next_victim(pool: str) -> Any:
+        nonlocal looked
+        victim = named(pool)
+        leaves = [node for node in nodes_of(cache) if node.is_evictable]
+        if victim is None:
+            assert not leaves
+            return None
+        looked += 1
+        worth, first = worth_of(order, victim.record)
+        least = min(worth_of(order, leaf) for leaf in leaves)
+        assert (worth, first) == least
+        run = victim.record.data.pieces[-1].run.whole()
+        same = [leaf for leaf in leaves if leaf.data.pieces[-1].run.whole() is run]
+        assert victim.record.recency == min(leaf.recency for leaf in same)
+        return victim
+
+    order.next_victim = next_victim  # type: ignore[method-assign] # to look over its shoulder
+    for n, prompt in enumerate(stream(seed, 400)):
+        cache.clock.advance(n * 1.7)
+        ask(cache, prompt, output=n % 700)
+        check_books(cache)
+    assert looked > 100
+    drain(cache)
+
+
+def check_books(cache: RadixCache) -> None:
+    """Pieces cover their nodes, and runs hold what is at risk."""
+    order = order_of(cache)
+    risk: dict[int, int] = {}
+    pieces = []
+    for node in nodes_of(cache):
+        place: Place = node.data
+        at = node.depth
+        for piece in place.pieces:
+            assert piece.start == at
+            assert piece.tokens > 0
+            at = piece.end
+        assert place.pieces[-1].start < node.end <= at
+        for piece in place.gone:
+            assert piece.start == at
+            at = piece.end
+        pieces += place.pieces + place.gone
+    remembered = [memory for memory, _ in order._ghosts._memories.values()]
+    for ghost in remembered:
+        pieces += ghost
+    for piece in pieces:
+        if piece.run is not None:
+            run = piece.run.whole()
+            risk[id(run)] = risk.get(id(run), 0) + piece.tokens
+    for runs in order._queues.runs:
+        for run in runs:
+            assert run.risk == risk.get(id(run), 0)
+
+
+def test_the_same_stream_gives_the_same_victims() -> None:
+    gone = []
+    for _ in range(2):
+        cache = new(300, refresh=5)
+        went = []
+        for n, prompt in enumerate(stream(9, 300)):
+            before = cache.counters.evicted
+            went.append((ask(cache, prompt, output=n % 300, finish_reason="stop"), before))
+        gone.append(went)
+    assert gone[0] == gone[1]
+
+
+def test_starts_as_lru() -> None:
+    hazard, lru = new(200, refresh=10_000), RadixCache(MODEL, 200, policy="lru", plugins=PLUGINS)
+    found = [(ask(hazard, prompt), ask(lru, prompt)) for prompt in stream(3, 400)]
+    by_hazard, by_lru = map(sum, zip(*found, strict=True))
+    assert by_lru > 2000
+    assert abs(by_hazard - by_lru) < 0.05 * by_lru  # runs of a few requests each are not told apart
+
+
+def test_a_split_leaves_both_parts_the_history() -> None:
+    cache = new()
+    ask(cache, [1] * 10, output=10)
+    ask(cache, [1] * 10, output=10)
+    ask(cache, [1] * 4 + [2] * 3, output=10)
+    front, back, own = (
+        next(n for n in nodes_of(cache) if (n.depth, n.tokens) == at) for at in ((0, 4), (4, 6), (4, 3))
+    )
+    assert [piece.hits for piece in front.data.pieces] == [3]
+    assert [piece.hits for piece in back.data.pieces] == [2]
+    assert [piece.hits for piece in own.data.pieces] == [1]
+
+
+def node_at(cache: RadixCache, depth: int, first: int = 1) -> Node:
+    """The node that begins with token ``first`` at a depth."""
+    return next(
+        node
+        for node in nodes_of(cache)
+        if node.depth == depth and int.from_bytes(node.edge[:8], "little") == first
+    )
+
+
+def test_what_comes_back_has_its_history_and_what_is_new_has_none() -> None:
+    cache = new(100)
+    ask(cache, [1] * 40)
+    ask(cache, [1] * 40)
+    ask(cache, [2] * 100)  # all goes
+    assert cache.stats().nodes == 1
+    ask(cache, [1] * 40 + [3] * 10)
+    place: Place = node_at(cache, 0).data
+    assert [(piece.start, piece.tokens, piece.hits) for piece in place.pieces] == [(0, 40, 3), (40, 10, 1)]
+
+
+def test_nodes_that_went_one_by_one_come_back_as_one() -> None:
+    cache = new(100)
+    ask(cache, [1] * 20)
+    ask(cache, [1] * 20 + [2] * 20)
+    ask(cache, [1] * 20 + [2] * 20 + [3] * 10)
+    ask(cache, [9] * 100)
+    ask(cache, [1] * 20 + [2] * 20 + [3] * 10)
+    place: Place = node_at(cache, 0).data
+    assert [(piece.start, piece.hits) for piece in place.pieces] == [
+        (0, 3),
+        (40, 2),
+    ]  # 3 and 4 uses are one class
+
+
+def test_a_trimmed_tail_comes_back() -> None:
+    cache = new(100)
+    ask(cache, [1] * 60)
+    cache.evict(25)
+    assert node_at(cache, 0).tokens == 35
+    ask(cache, [1] * 60 + [2] * 5)
+    place: Place = node_at(cache, 35).data
+    assert [(piece.start, piece.tokens, piece.hits) for piece in place.pieces] == [(35, 25, 2), (60, 5, 1)]
+    check_books(cache)
+
+
+def test_only_the_part_with_the_last_history_goes_by_itself() -> None:
+    cache = new(100)
+    for _ in range(3):
+        ask(cache, [1] * 40)
+    ask(cache, [2] * 100)
+    ask(cache, [1] * 40 + [3] * 10)
+    cache.evict(50)  # what is left of the other
+    victim = order_of(cache).next_victim("kv")
+    assert victim is not None
+    assert (victim.record.depth, victim.record.tokens, victim.tokens) == (0, 50, 10)
+    assert cache._store.take(victim, 30) == 10
+
+
+def test_memory_is_bounded() -> None:
+    cache = new(300, refresh=5, ghosts=2.0)
+    order = order_of(cache)
+    for n, prompt in enumerate(stream(5, 1500)):
+        cache.clock.advance(float(n))
+        ask(cache, prompt, output=n % 900, finish_reason=f"reason {n % 50}", priority=n)
+        assert order._ghosts.tokens <= 600
+        assert len(order._ghosts) <= 600
+        assert all(len(node.data.gone) <= 8 for node in nodes_of(cache))
+    assert len(order._classes) <= 768
+    assert len(order._queues) <= 2 * cache.stats().nodes + 1024 + 100
+    assert len(order._marked) <= 100
+    assert sum(map(len, order._queues.runs)) <= sum(len(n.data.pieces) for n in nodes_of(cache)) + len(
+        order._ghosts
+    ) * 9 + len(order._classes)
+
+
+def test_a_waiting_request_keeps_what_it_wants() -> None:
+    cache = new(100)
+    for n in range(4):
+        ask(cache, [n] * 25)
+    tree = cache._tree
+    wanted = cache.match_prefix([0] * 25).node
+    cache.match_prefix([1] * 25)
+    tree.refresh(wanted)
+    cache.evict(75)
+    assert cache.match_prefix([0] * 25).matched_len == 25
+    tree.refresh(node_at(cache, 0, first=0))
+    assert drain(cache).freed == 25  # but it goes where nothing else is left
+
+
+def test_learns_what_does_not_come_back() -> None:
+    """Long answers end a conversation here, short ones do not: order of use says nothing."""
+    cache = new(4_000)
+    draw = random.Random(0)
+    found = asked = 0
+    waiting: list[list[int]] = []
+    for n in range(1500):
+        cache.clock.advance(float(n))
+        if len(waiting) > 20:
+            prompt = waiting.pop(0)
+            hit = ask(cache, prompt, output=600)
+            if n > 500:
+                asked += 1
+                found += hit == 100
+        elif draw.random() < 0.5:
+            prompt = [n] * 100
+            ask(cache, prompt, output=10)
+            waiting.append(prompt)
+        else:
+            ask(cache, [n] * 100, output=600)
+    assert asked > 200
+    assert found > 0.95 * asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"objective": "bytes"}, r"policy_settings.objective.* is 'bytes'.*'tokens' or 'flops'"),
+        ({"refresh": 0}, r"policy_settings.refresh.* is 0"),
+        ({"ghosts": -1}, r"policy_settings.ghosts.* is -1"),
+        ({"strength": 0}, r"policy_settings.strength.* is 0"),
+        ({"memory": 2}, r"policy_settings.memory.* is 2"),
+        ({"unknown": 1}, r"unknown setting 'policy_settings.unknown'.*objective"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        new(**settings)
+
+
+def test_flops_count_more_in_the_depth() -> None:
+    cache = new(objective="flops")
+    cost: CostModel = cache._store.cost
+    steps = depth_steps(cost)
+    first = cost.recompute_flops(0, 1)
+    for n, depth in enumerate(steps, 1):
+        assert cost.recompute_flops(depth, depth + 1) / first == pytest.approx(2 ** (n / 2 - 0.25), rel=0.01)
+    order = order_of(cache)
+    assert order._worth_at(3, 0.0) == pytest.approx(order._worth_at(1, 0.0) * 2)
+    for prompt in stream(2, 200):
+        ask(cache, prompt)
+    drain(cache)
+    check_structure(cache)
+
+
+def test_classes_in_words() -> None:
+    table = LifeTable(6, 5.0, 0.02)
+    classes = Classes(table)
+    assert classes.label(classes.open) == "used once, by a request that has not ended"
+    outcome = classes.outcome(RequestInfo(output_tokens=300, finish_reason="stop", priority=9))
+    assert outcome == Outcome(2, "stop", 2)
+    fresh = classes.fresh(9000, outcome)
+    assert classes.label(fresh) == "used once, 8000+ new tokens, 200+ output, stop, priority 2"
+    often = classes.reused(7, 12.0)
+    assert classes.label(often) == "used 5+ times, every 8 to 16"
+    assert classes.reused(5, 15.9) == often != classes.reused(5, 16.1)
+    after = classes.after(often, outcome)
+    assert classes.label(after) == "used 5+ times, every 8 to 16, 200 or more output, stop, priority 2"
+    assert table.kin(after) == table.kin(often)
+
+
+def test_reasons_beyond_the_first_are_not_told_apart() -> None:
+    classes = Classes(LifeTable(6, 5.0, 0.02))
+    reasons = [classes.outcome(RequestInfo(finish_reason=str(n))).reason for n in range(10)]
+    assert reasons == ["0", "1", "2", "3", "4", "5", None, None, None, None]
+
+
+def test_ages_count_from_the_end_of_the_request() -> None:
+    cache = new()
+    cache.insert([1] * 10, request="a")
+    cache.clock.advance(100.0)
+    ask(cache, [2] * 5)  # tells the order the time
+    cache.finish("a", RequestInfo(output_tokens=10))
+    cache.clock.advance(110.0)
+    ask(cache, [1] * 10)
+    used = order_of(cache)._table.used
+    assert sum(used) == 10
+    assert sum(used[at] for at in range(age_bin(10.0), len(used), BINS)) == 10

@@ -1,0 +1,150 @@
+"""Survival curves against naive programs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costcache.policies.survival import BINS, LifeTable, age_bin, edges, index, survival
+
+LIVES = st.lists(st.tuples(st.integers(0, 11), st.booleans(), st.integers(1, 50)), max_size=40)
+SHARES = st.lists(st.floats(0.0, 1.0), min_size=3, max_size=9)
+
+
+@given(st.floats(0.0, 1e9))
+def test_an_age_is_in_its_bin(age: float) -> None:
+    starts = edges()
+    at = age_bin(age)
+    assert starts[at] <= age * (1 + 1e-12)
+    assert age < starts[at + 1] * (1 + 1e-12) or at == BINS - 1
+
+
+def test_bins_widen_by_the_root_of_two() -> None:
+    starts = edges()
+    assert starts[3:] / starts[2:-1] == pytest.approx(np.full(BINS - 2, math.sqrt(2)))
+    assert (starts[0], starts[1], starts[13]) == (0.0, 2**-6, 1.0)
+
+
+@given(LIVES, st.floats(0.01, 0.5), st.floats(0.01, 20.0))
+def test_shares_are_those_of_kaplan_and_meier(
+    lives: list[tuple[int, bool, int]], prior: float, weight: float
+) -> None:
+    used, lost = np.zeros(12), np.zeros(12)
+    for at, reused, tokens in lives:
+        (used if reused else lost)[at] += tokens
+    found = survival(used, lost, prior, weight)
+    for k in range(12):
+        at_risk = sum(
+            tokens * (0.5 if at == k and not reused else 1.0) for at, reused, tokens in lives if at >= k
+        )
+        events = sum(tokens for at, reused, tokens in lives if at == k and reused)
+        if at_risk + weight > 0:
+            assert found[k] == pytest.approx((events + weight * prior) / (at_risk + weight))
+            assert 0.0 <= found[k] <= 1.0 + 1e-12
+
+
+def test_without_losses_survival_is_what_is_left() -> None:
+    used = np.array([1.0, 2.0, 3.0, 4.0])
+    alive = np.cumprod(1.0 - survival(used, np.zeros(4), 0.0, 0.0))
+    assert alive == pytest.approx([0.9, 0.7, 0.4, 0.0])
+
+
+def test_what_was_lost_from_sight_is_not_taken_for_unused() -> None:
+    """Half is lost in the first bin; of the rest, half is used in the second: so would the lost have been."""
+    alive = np.cumprod(1.0 - survival(np.array([0.0, 2.0, 0.0]), np.array([4.0, 0.0, 2.0]), 0.0, 0.0))
+    assert alive == pytest.approx([1.0, 0.5, 0.5])
+
+
+@given(SHARES)
+def test_the_index_is_the_best_of_all_waits(shares: list[float]) -> None:
+    bins = len(shares)
+    starts = np.concatenate(([0.0], 2.0 ** np.arange(bins)))
+    alive = [1.0]
+    for share in shares:
+        alive.append(alive[-1] * (1.0 - share))
+    found = index(np.array([shares]), starts)[0]
+    for a in range(bins):
+        best = 0.0
+        for b in range(a + 1, min(bins, a + 8) + 1):
+            cost = sum((alive[k] + alive[k + 1]) / 2 * (starts[k + 1] - starts[k]) for k in range(a, b))
+            if cost > 1e-6:
+                best = max(best, (alive[a] - alive[b]) / cost)
+        assert found[a] <= best * (1 + 1e-6) + 1e-9 or alive[a] < 1e-6
+        assert found[a] >= best * (1 - 1e-2) - 1e-9 or alive[a] < 1e-6
+
+
+@given(st.lists(st.floats(0.0, 0.9), min_size=44, max_size=44))
+def test_the_waits_that_are_left_out_cost_little(shares: list[float]) -> None:
+    starts = edges()
+    alive = np.concatenate(([1.0], np.cumprod(1.0 - np.array(shares)), np.zeros(20)))
+    alive[45:] = alive[44]
+    spent = np.concatenate(([0.0], np.cumsum((alive[1:] + alive[:-1]) / 2 * np.diff(starts))))
+    found = index(np.array([shares + [0.0] * 20]), starts)[0]
+    for a in range(44):
+        if alive[a] < 1e-3:
+            break
+        best = max((alive[a] - alive[b]) / (spent[b] - spent[a]) for b in range(a + 1, a + 17))
+        assert 0.65 * best - 1e-6 <= found[a]  # the next longer wait is at most √2 times as long
+        best = max((alive[a] - alive[b]) / (spent[b] - spent[a]) for b in range(a + 1, BINS + 1))
+        assert found[a] <= best * (1 + 1e-6)
+
+
+def test_an_empty_table_is_lru() -> None:
+    table = LifeTable(1, 5.0, 0.02)
+    table.add_class(0)
+    worth = index(table.shares(np.zeros((1, BINS))), edges())[0]
+    assert (np.diff(worth[1:-1]) < 0).all()
+
+
+def test_classes_are_drawn_to_their_family_and_leave_it_with_evidence() -> None:
+    table = LifeTable(2, 5.0, 0.02)
+    rich, poor, other = table.add_class(0), table.add_class(0), table.add_class(1)
+    at = age_bin(10.0)
+    for _ in range(1000):
+        for _ in (rich, other):
+            table.interval(1)
+        table.used[rich * BINS + at] += 1
+        table.lost[other * BINS + age_bin(100.0)] += 1
+    shares = table.shares(np.zeros((3, BINS)))
+    assert shares[rich, at] > 0.95
+    assert shares[poor, at] > 0.9  # nothing was seen of it, but its family is known
+    assert shares[other, at] < 0.02
+    for _ in range(1000):
+        table.lost[poor * BINS + age_bin(100.0)] += 1
+    assert table.shares(np.zeros((3, BINS)))[poor, at] < 0.05
+
+
+def test_classes_with_a_scale_learn_from_each_other() -> None:
+    """What is used every 8 seconds tells of what is used every 64: the same, eight times as slowly."""
+    table = LifeTable(1, 5.0, 0.02)
+    fast, slow = table.add_class(0, 8.0), table.add_class(0, 64.0)
+    for _ in range(1000):
+        table.interval(1)
+        table.used[fast * BINS + age_bin(8.0)] += 1
+    shares = table.shares(np.zeros((2, BINS)))
+    assert int(shares[fast].argmax()) == age_bin(8.0)
+    assert int(shares[slow].argmax()) == age_bin(64.0)
+
+
+def test_what_lives_counts_as_unused_so_far() -> None:
+    table = LifeTable(1, 1.0, 0.02)
+    table.add_class(0)
+    for _ in range(10):
+        table.interval(1)
+        table.used[age_bin(10.0)] += 1
+    living = np.zeros((1, BINS))
+    before = table.shares(living)[0, age_bin(10.0)]
+    living[0, age_bin(1000.0)] = 90
+    assert table.shares(living)[0, age_bin(10.0)] < before / 5
+
+
+def test_what_fades_weighs_less() -> None:
+    table = LifeTable(1, 1.0, 0.02)
+    table.add_class(0)
+    table.used[3] = table.lost[5] = 8.0
+    table.fade(0.25)
+    assert (table.used[3], table.lost[5]) == (2.0, 2.0)
