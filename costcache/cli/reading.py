@@ -30,6 +30,14 @@ def trace_options(command: F) -> F:
             metavar="FILE",
             help="Give the requests, in their order, the arrival times of an Azure 2023 CSV file.",
         ),
+        click.option(
+            "--gaps",
+            type=click.Choice(["answers", "recorded"]),
+            default="answers",
+            show_default=True,
+            help="With arrivals, how a session goes on: when the recorded answer and the think time are "
+            "over, or as its own clock says.",
+        ),
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of --arrivals."),
         click.option(
             "--arrivals",
@@ -62,6 +70,7 @@ def read(path: str, options: dict[str, Any]) -> tuple[Trace, str]:
             Reading(options["block_size"], options["tokenizer"]),
             arrivals=options["arrivals"],
             seed=options["seed"],
+            gaps=options["gaps"],
             retime=options["retime"],
             progress=task.to,
         )

@@ -15,13 +15,12 @@ from costcache.cli.options import (
     echo_json,
     json_option,
     model_option,
-    new_table,
     say,
-    show,
     split_commas,
 )
 from costcache.cli.progress import Task, progress_display
 from costcache.cli.reading import read, trace_options
+from costcache.cli.tables import print_details, print_runs
 from costcache.cli.workload import read_assignment
 from costcache.errors import SettingsError
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from costcache.sim.engine import Simulator
     from costcache.sim.results import Outcome, Run
     from costcache.sim.sweep import Cell
-    from costcache.sim.trace import Trace
 
 __all__ = ["simulate"]
 
@@ -132,6 +130,11 @@ OUTPUT = click.Path(path_type=Path)
 )
 @click.option("--tree", is_flag=True, help="Replay the tree also where a pass by pages gives the same.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option(
+    "--ray",
+    is_flag=True,
+    help="Spread replays over a Ray cluster ($RAY_ADDRESS, else this machine); needs the extra 'ray'.",
+)
 @click.option("--report", type=OUTPUT, metavar="FILE", help="Write a report, one HTML page, to FILE.")
 @click.option("--plot", type=OUTPUT, metavar="FILE", help="Draw the hit rates to FILE (.png, .svg, .pdf).")
 @click.option(
@@ -151,6 +154,7 @@ def simulate(
     block_size: int | None,
     arrivals: str | None,
     seed: int,
+    gaps: str,
     retime: str | None,
     tokenizer: str | None,
     headroom: float,
@@ -169,6 +173,7 @@ def simulate(
     prefill: str,
     tree: bool,
     jobs: int,
+    ray: bool,
     report: Path | None,
     plot: Path | None,
     details: bool,
@@ -230,6 +235,7 @@ def simulate(
         "block_size": block_size,
         "arrivals": arrivals,
         "seed": seed,
+        "gaps": gaps,
         "retime": retime,
         "tokenizer": tokenizer,
     }
@@ -262,7 +268,7 @@ def simulate(
         def progress(cell: Cell, done: int) -> None:
             task.by(done, f"{cell.settings.policy} at {cell.capacity}")
 
-        found = outcomes(simulator, cells, jobs=jobs, progress=progress)
+        found = outcomes(simulator, cells, jobs=jobs, ray=ray, progress=progress)
         task.done()
         runs = [cell.figures(simulator, outcome) for cell, outcome in zip(cells, found, strict=True)]
         if report or plot:
@@ -294,9 +300,9 @@ def simulate(
             }
         )
         return
-    _print(trace, model.name, served.page_size, distinct, ideal, kept, runs)
+    print_runs(trace, model.name, served.page_size, distinct, ideal, kept, runs)
     if details:
-        _print_details(runs)
+        print_details(runs)
     say(
         console(), f"TTFT by {simulator.prefill.name}{', queue included' if serving else ', without a queue'}"
     )
@@ -339,115 +345,8 @@ def _settings(assignments: tuple[str, ...], policies: list[str]) -> dict[str, di
     return own
 
 
-def _print(
-    trace: Trace,
-    model: str,
-    page_size: int,
-    distinct: int,
-    ideal: float,
-    kept: float | None,
-    runs: list[Run],
-) -> None:
-    from costcache.sim.results import gap_closed
-
-    out = console()
-    say(
-        out,
-        f"{trace.name}: {len(trace):,} requests, {int(trace.input_tokens.sum()):,} prompt tokens; "
-        f"{model}, pages of {page_size}",
-    )
-    also = "" if kept is None else f", {kept:.2%} with generated tokens kept"
-    say(out, f"{distinct:,} distinct whole pages; unlimited, {ideal:.2%} of the tokens hit{also}")
-    say(out)
-    gaps = [gap_closed(run, runs) for run in runs]
-    table = new_table(
-        ">capacity",
-        ">pool\ntokens",
-        "policy",
-        ">tokens\nhit",
-        ">FLOPs\nsaved",
-        *([">gap\nclosed"] if any(gaps) else []),
-        ">TTFT\np50",
-        ">TTFT\np99",
-        ">evicted\ntokens",
-        ">requests\n/s",
-    )
-    last = None
-    for run, gap in zip(runs, gaps, strict=True):
-        if last not in (None, run.capacity):
-            table.add_section()
-        last = run.capacity
-        table.add_row(
-            run.capacity,
-            "unlimited" if run.capacity_tokens is None else f"{run.capacity_tokens:,}",
-            run.policy,
-            f"{run.token_hit_rate:.2%}",
-            f"{run.flops_saved_rate:.2%}",
-            *([] if not any(gaps) else ["-" if gap is None else f"{gap:.0%}"]),
-            _seconds(run.ttft_p50),
-            _seconds(run.ttft_p99),
-            f"{run.evicted_tokens:,}",
-            f"{run.requests_per_second:,.0f}",
-        )
-    show(out, table)
-    say(out)
-    meant = {r.policy: r.policy_in_force for r in runs if r.policy != r.policy_in_force and not r.fallbacks}
-    for name, policy in meant.items():
-        say(out, f"{name} means {policy} for {model}")
-    # The same for every policy: it is a matter of lengths.
-    for capacity, oversized in {r.capacity: r.oversized_requests for r in runs}.items():
-        if oversized:
-            say(out, f"{oversized:,} requests are longer than the pool of {capacity}: their heads are cached")
-    for run in runs:
-        if run.fallbacks:
-            say(out, f"policy {run.policy!r} failed at {run.capacity} and was replaced by lru")
-        if run.clamped:
-            say(
-                out,
-                f"{run.clamped:,} answers of plugin {run.plugin!r} were out of bounds at {run.capacity} "
-                f"({run.policy}) and were replaced",
-            )
-
-
 def _as_json(run: Run, runs: list[Run], timing: bool) -> dict[str, Any]:
     from costcache.sim.results import TIMING, gap_closed
 
     fields = asdict(run) | {"gap_closed": gap_closed(run, runs)}
     return fields if timing else {name: value for name, value in fields.items() if name not in TIMING}
-
-
-def _print_details(runs: list[Run]) -> None:
-    out = console()
-    table = new_table(
-        ">capacity",
-        "policy",
-        ">TTFT\nmean",
-        ">TTFT\np50",
-        ">TTFT\np90",
-        ">TTFT\np99",
-        ">KV not\ncomputed",
-        ">shortfall\ntokens",
-        ">evicted\ntokens",
-        ">one\neviction",
-    )
-    last = None
-    for run in runs:
-        if last not in (None, run.capacity):
-            table.add_section()
-        last = run.capacity
-        took = run.decision_microseconds
-        table.add_row(
-            run.capacity,
-            run.policy,
-            *map(_seconds, (run.ttft_mean, run.ttft_p50, run.ttft_p90, run.ttft_p99)),
-            f"{run.kv_bytes_avoided / 2**30:,.1f} GiB",
-            f"{run.shortfall_tokens:,}",
-            f"{run.evicted_tokens:,}",
-            "-" if took is None else f"{took:,.1f} µs",
-        )
-    show(out, table)
-    say(out)
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1e3:.0f} ms" if value < 10 else f"{value:.1f} s"

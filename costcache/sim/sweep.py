@@ -55,6 +55,7 @@ def sweep(
     cells: Sequence[Cell],
     *,
     jobs: int = 1,
+    ray: bool = False,
     progress: Callable[[Cell, int], None] | None = None,
 ) -> list[Run]:
     """Replay all cells; the runs come in the order of the cells whatever finishes first.
@@ -63,6 +64,7 @@ def sweep(
         simulator: The trace, prepared.
         cells: What to replay.
         jobs: Processes; more than one find their plugins anew, so they must be installed.
+        ray: Spread the replays over a Ray cluster instead; see :func:`costcache.sim.cluster.on_ray`.
         progress: Called now and then with the cell under way and the number of requests done since
             the last call.
 
@@ -70,7 +72,7 @@ def sweep(
         SettingsError: ``jobs`` is under 1, or as :meth:`Simulator.run`.
         PluginError: As :meth:`Simulator.run`.
     """
-    found = outcomes(simulator, cells, jobs=jobs, progress=progress)
+    found = outcomes(simulator, cells, jobs=jobs, ray=ray, progress=progress)
     return [cell.figures(simulator, outcome) for cell, outcome in zip(cells, found, strict=True)]
 
 
@@ -79,11 +81,16 @@ def outcomes(
     cells: Sequence[Cell],
     *,
     jobs: int = 1,
+    ray: bool = False,
     progress: Callable[[Cell, int], None] | None = None,
 ) -> list[Outcome]:
     """Replay as :func:`sweep` does, for what each request met instead of the figures."""
     if jobs < 1:
         raise SettingsError(f"jobs is {jobs}: give 1 process or more")
+    if ray:
+        from costcache.sim.cluster import on_ray
+
+        return on_ray(simulator, cells, progress=progress)
     if jobs == 1 or len(cells) < 2:
         return [
             cell.outcome(simulator, None if progress is None else functools.partial(progress, cell))

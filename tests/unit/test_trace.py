@@ -230,6 +230,28 @@ def test_optional_columns_follow_their_requests() -> None:
     assert ordered.output_offsets.tolist() == [0, 2, 3, 5]
 
 
+def test_a_request_waits_for_the_one_before_in_its_session_or_for_the_one_that_it_names() -> None:
+    assert with_columns().predecessors().tolist() == [-1, -1, 0]
+    assert with_columns().in_time_order().predecessors().tolist() == [-1, -1, 1]
+    named = replace(with_columns(), follows=np.array([1, -1, 1]))
+    assert named.predecessors().tolist() == [1, -1, 1]
+    assert named.in_time_order().predecessors().tolist() == [-1, 0, 0]
+    assert named.take(np.array([2, 0])).predecessors().tolist() == [-1, -1]  # nobody is left to wait for
+    assert replace(with_columns(), sessions=None).predecessors().tolist() == [-1, -1, -1]
+
+
+def test_prompts_go_on_with_their_outputs() -> None:
+    trace = with_columns()  # 8 + 1, 3 + 2 and 0 + 5 tokens in blocks of 4
+    left, computed = trace.with_outputs(), trace.with_outputs(computed=True)
+    assert left is not None
+    assert computed is not None
+    assert left.input_tokens.tolist() == [9, 5, 5]
+    assert left.ids.tolist() == [1, 2, 9, 30, 31, 7, 8]
+    assert computed.input_tokens.tolist() == [8, 4, 4]  # the last token of each was never computed on
+    assert computed.ids.tolist() == [1, 2, 30, 7]
+    assert replace(trace, output_ids=None, output_offsets=None).with_outputs() is None
+
+
 def test_requests_are_taken_by_number() -> None:
     taken = with_columns().take(np.array([2, 0]))
     assert taken.input_tokens.tolist() == [0, 8]
@@ -243,6 +265,8 @@ def test_requests_are_taken_by_number() -> None:
     ("change", "message"),
     [
         ({"sessions": np.zeros(2)}, "sessions has 2 entries, input_tokens has 3"),
+        ({"follows": np.array([-1, 3, 0])}, "follows must hold request numbers from -1 to 2"),
+        ({"priorities": np.zeros(2)}, "priorities has 2 entries, input_tokens has 3"),
         ({"finish": np.zeros(4)}, "finish has 4 entries"),
         ({"output_ids": None}, "give output_ids and output_offsets, or neither"),
         ({"output_offsets": np.array([0, 1, 5])}, "output_offsets has 3 entries; it must go from 0 to 5"),

@@ -109,6 +109,16 @@ def test_a_clock_without_think_times_keeps_its_gaps() -> None:
     assert spread.timestamps.tolist() == [0.0, 0.0, 7.5, 10.0]
 
 
+def test_recorded_gaps_are_kept_where_they_are_asked_for() -> None:
+    trace = sessions([5, 5, 5], [1, 1, 1], [0, 1, 0], [3.0, 0.0, 7.5])
+    spread = Arrivals.parse("even:1").spread(trace, 0, clock=False, recorded=True)
+    assert spread.timestamps.tolist() == [0.0, 1.0, 4.5]
+    assert spread.think_seconds is not None  # a server may still wait for its own answers
+    untimed = replace(trace, timestamps=np.zeros(3))
+    with pytest.raises(TraceError, match="made: records no times, so its gaps cannot be kept"):
+        Arrivals.parse("even:1").spread(untimed, 0, clock=False, recorded=True)
+
+
 def test_requests_without_sessions_come_alone() -> None:
     trace = replace(sessions([0] * 3, [0] * 3, [0, 0, 0], [0.0] * 3), sessions=None, think_seconds=None)
     assert Arrivals.parse("even:2").spread(trace, 0, clock=False).timestamps.tolist() == [0.0, 0.5, 1.0]

@@ -247,6 +247,12 @@ def test_weka_drops_turns_logged_twice_and_orders_agents_by_time(tmp_path: Path)
     assert np.isnan(trace.service_seconds[~first]).all()
 
 
+def test_weka_sessions_keep_their_own_clock_when_asked(tmp_path: Path) -> None:
+    trace = read(tmp_path, "weka", WEKA, arrivals="together", gaps="recorded")
+    assert trace.sessions is not None
+    assert trace.timestamps[trace.sessions == 0].tolist() == [0.0, 5.0, 9.0]
+
+
 def test_weka_keeps_turns_logged_twice_when_asked(tmp_path: Path) -> None:
     path = write(tmp_path, "weka", WEKA)
     with open_source(path) as source:

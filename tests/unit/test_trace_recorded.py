@@ -33,6 +33,7 @@ KNOWN = {
     "mooncake_synthetic.jsonl.gz": Known(3_993, None, 61_194_628, 595_432, 0.6512),
     "mooncake_arxiv_first1000.jsonl.gz": Known(1_000, None, 9_792_030, 199_084, 0.3907),
     "weka_cc_v8_local_60sessions.jsonl.gz": Known(3_464, 60, 423_744_236, 1_463_028, 0.9620),
+    "weka_cc_v6_global.jsonl.xz": Known(26_752, 454, 2_427_154_886, 10_851_479, 0.9586),
     "weka_cc_v6_global_57sessions.jsonl.gz": Known(3_130, 57, 257_715_836, 1_570_386, 0.9458),
     # Input tokens: the sum of the chunks, whose lengths are known.
     "ragpulse_0_trace.jsonl.gz": Known(7_106, 3_990, 20_851_449, 2_012_676, 0.3153),

@@ -72,7 +72,7 @@ class Arrivals:
             return np.arange(sessions) / self.value
         return np.zeros(sessions)
 
-    def spread(self, trace: Trace, seed: int, *, clock: bool) -> Trace:
+    def spread(self, trace: Trace, seed: int, *, clock: bool, recorded: bool = False) -> Trace:
         """The trace with its sessions starting by this process, in the order of the new times.
 
         Within a session, a request comes when the one that it waits for has ended (``service_seconds``) and
@@ -83,9 +83,15 @@ class Arrivals:
             trace: The requests, those of a session in their order.
             seed: Of the random processes.
             clock: Whether the trace's times are on one clock.
+            recorded: Keep the gaps between a session's requests as they are in any case.
+
+        Raises:
+            TraceError: ``recorded``, and the trace has no times.
         """
+        if recorded and not trace.timestamps.any():
+            raise TraceError(f"{trace.name}: records no times, so its gaps cannot be kept: leave out --gaps")
         sessions = np.arange(len(trace)) if trace.sessions is None else trace.sessions
-        if clock and trace.think_seconds is None:
+        if recorded or (clock and trace.think_seconds is None):
             elapsed = trace.timestamps
         else:
             elapsed = np.array(_elapsed(trace), np.float64)

@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -92,6 +92,7 @@ def load_trace(
     *,
     arrivals: str | None = None,
     seed: int = 0,
+    gaps: Literal["answers", "recorded"] = "answers",
     retime: str | os.PathLike[str] | None = None,
     tokenizer: str | None = None,
     progress: Progress | None = None,
@@ -107,6 +108,8 @@ def load_trace(
             second), or ``together``; see :class:`~costcache.sim.traces.arrivals.Arrivals`. Without it,
             the trace's own clock, and ``uniform:6h`` where it has none.
         seed: Of the arrivals.
+        gaps: How a session goes on where sessions get arrivals: ``answers``, by the recorded time of the
+            server and the think time, or ``recorded``, as its own clock says.
         retime: An Azure CSV of arrivals, which the requests get in their order.
         tokenizer: For files of text: ``words``, ``bytes``, or the path of a ``tokenizer.json`` or its
             folder (with the extra ``tokenizer``).
@@ -121,6 +124,7 @@ def load_trace(
         Reading(block_size, tokenizer),
         arrivals=arrivals,
         seed=seed,
+        gaps=gaps,
         retime=retime,
         progress=progress,
     )[0]
@@ -132,6 +136,7 @@ def read_trace(
     *,
     arrivals: str | None = None,
     seed: int = 0,
+    gaps: Literal["answers", "recorded"] = "answers",
     retime: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Trace, Format]:
@@ -154,7 +159,7 @@ def read_trace(
     if process is None and not clock and times is None:
         process = DEFAULT_ARRIVALS
     if process is not None:
-        trace = process.spread(trace, seed, clock=clock)
+        trace = process.spread(trace, seed, clock=clock, recorded=gaps == "recorded")
     if times is not None:
         trace = at_times(trace, times)
     return trace, found

@@ -1,0 +1,74 @@
+"""Replays spread over a Ray cluster, for sweeps that outgrow one machine; needs the extra ``ray``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from costcache.errors import SettingsError
+from costcache.sim.engine import Simulator
+
+if TYPE_CHECKING:
+    from costcache.sim.results import Outcome
+    from costcache.sim.sweep import Cell
+
+__all__ = ["on_ray"]
+
+
+class _Worker:
+    """One process of the cluster, with the trace prepared once."""
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        trace, model, deployment, options = arguments
+        self._simulator = Simulator(trace, model, deployment, **options)
+
+    def outcome(self, cell: Cell) -> Outcome:
+        return cell.outcome(self._simulator)
+
+
+def on_ray(
+    simulator: Simulator,
+    cells: Sequence[Cell],
+    *,
+    progress: Callable[[Cell, int], None] | None = None,
+) -> list[Outcome]:
+    """Replay all cells on a Ray cluster; the outcomes come in the order of the cells.
+
+    A cluster that the process is connected to is used and left as it is. Else Ray looks for one as it always
+    does (``RAY_ADDRESS``), and starts one on this machine where there is none. costcache and the plugins
+    in use must be installed on every machine.
+
+    Args:
+        simulator: The trace, prepared.
+        cells: What to replay.
+        progress: Called with each cell that is done and its number of requests.
+
+    Raises:
+        SettingsError: Ray is not installed; or as :meth:`Simulator.run`.
+    """
+    try:
+        import ray
+        from ray.exceptions import RayTaskError
+        from ray.util import ActorPool
+    except ImportError as error:
+        raise SettingsError("--ray needs the package ray: pip install 'costcache[ray]'") from error
+    started = not ray.is_initialized()
+    if started:
+        ray.init(log_to_driver=False, include_dashboard=False)
+    try:
+        # The trace travels once, and each machine's workers share it.
+        arguments = ray.put(simulator.arguments)
+        workers = max(1, min(len(cells), int(ray.cluster_resources().get("CPU", 1))))
+        actor = ray.remote(num_cpus=1)(_Worker)
+        pool = ActorPool([actor.remote(arguments) for _ in range(workers)])
+        found: list[Outcome] = []
+        for cell, outcome in zip(cells, pool.map(lambda a, c: a.outcome.remote(c), cells), strict=True):
+            found.append(outcome)
+            if progress is not None:
+                progress(cell, len(simulator.trace))
+        return found
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, Exception) else error from None
+    finally:
+        if started:
+            ray.shutdown()
