@@ -14,6 +14,7 @@ from costcache.policies.ages import AgeQueues
 from costcache.policies.ghosts import Ghosts
 from costcache.policies.outcomes import LEVELS, Classes
 from costcache.policies.pieces import Piece, Place, join, split_at
+from costcache.policies.shadow import ShadowLRU
 from costcache.policies.spec import PolicySpec
 from costcache.policies.survival import BINS, FIRST, LifeTable, age_bin, edges, index
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
@@ -32,6 +33,8 @@ _SLOWER = 64
 """Estimates are renewed when the requests so far have grown by one in so many."""
 _SLOWEST = 10
 """But after so many times the set interval in any case."""
+_DOUBT = 0.25
+"""Share of what was learned that is kept when it turned out to be worse than LRU."""
 _GONE = 8
 """Pieces trimmed off a node that are remembered with it."""
 
@@ -102,6 +105,10 @@ class Hazard(VictimOrder):
         self._classes = Classes(self._table)
         self._queues: AgeQueues[Place] = AgeQueues(self._worth_at)
         self._ghosts: Ghosts[list[Piece]] = Ghosts(capacity * settings.ghosts, self._lose)
+        self._shadow = ShadowLRU()
+        self._resident = 0
+        self._most = 0  # resident tokens at most, since the last estimate
+        self._room = 0  # what LRU would have; 0 before the first eviction
         self._steps: list[int] = []
         if settings.objective == "flops" and cost is not None:
             self._steps = depth_steps(cost)
@@ -132,6 +139,9 @@ class Hazard(VictimOrder):
                 back, before.gone = before.gone, []
         else:
             self._requests += 1
+            self._shadow.end_request()
+        self._resident += record.tokens
+        self._most = max(self._most, self._resident)
         pieces: list[Piece] = []
         gone: list[Piece] = []
         while at < end:
@@ -139,16 +149,20 @@ class Hazard(VictimOrder):
                 name = record.prefix_hash(at - record.depth) if len(self._ghosts) else None
                 back = self._ghosts.take(name) or []
             if not back:
-                pieces.append(Piece(at, end - at, now, self._classes.open))
+                piece = Piece(at, end - at, now, self._classes.open)
+                piece.span = self._shadow.use(None, end - at, found=False)
+                pieces.append(piece)
                 break
             back, behind = split_at(back, end)
             for piece in back:
-                self._use(piece, now)
+                self._use(piece, now, found=False)
                 at = piece.end
             pieces += back
             gone, back = behind, []
         place = record.data = Place(record, pieces if len(pieces) < 2 else join(pieces), gone)
         self._nodes += 1
+        if self._room:
+            self._shadow.fit(max(self._room, self._resident))
         self._marked.append(place)
         place.marked = True
 
@@ -163,6 +177,7 @@ class Hazard(VictimOrder):
         self._now = max(self._now, now)
         if not record.depth:
             self._requests += 1
+            self._shadow.end_request()
         pieces = place.pieces
         last = pieces[-1]
         end = record.depth + record.tokens
@@ -178,8 +193,9 @@ class Hazard(VictimOrder):
             place.marked = True
             self._marked.append(place)
 
-    def _use(self, piece: Piece, now: float) -> None:
+    def _use(self, piece: Piece, now: float, *, found: bool = True) -> None:
         """A piece is used: its interval ends. The next one gets its class when the request ends."""
+        piece.span = self._shadow.use(piece.span, piece.tokens, found=found)
         run = piece.run
         if run is None:  # the request before this one has not ended
             group = piece.group
@@ -212,6 +228,7 @@ class Hazard(VictimOrder):
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._named = None
+        self._resident -= tokens
         place: Place = record.data
         pieces, end = place.pieces, record.end
         if pieces[-1].start >= end:  # another piece is the last one now
@@ -232,6 +249,7 @@ class Hazard(VictimOrder):
         record.data = None
         place.stamp = 0
         self._nodes -= 1
+        self._resident -= record.tokens
         pieces = place.pieces + place.gone
         name = record.prefix_hash()
         if name is None:
@@ -245,6 +263,8 @@ class Hazard(VictimOrder):
     def _lose(self, pieces: list[Piece]) -> None:
         """Pieces are forgotten; that they were not used up to now is all that is known."""
         for piece in pieces:
+            if piece.span is not None:
+                self._shadow.forget(piece.span, piece.tokens)
             if piece.run is not None:
                 run = piece.run.whole()
                 run.risk -= piece.tokens
@@ -316,7 +336,9 @@ class Hazard(VictimOrder):
     # -- victims -----------------------------------------------------------------------------
 
     def next_victim(self, pool: str) -> Victim | None:
-        self._asked = True
+        if not self._asked:
+            self._asked = True
+            self._room = self._most
         if self._marked:
             self._settle()
         if self._requests >= self._rank_at:
@@ -366,6 +388,7 @@ class Hazard(VictimOrder):
     def _rank(self) -> None:
         if self._wanted:
             self._let_go(self._requests)
+        self._shadow.end_span()
         self._rank_at = self._requests + min(self._refresh_after, 1 + len(self._queues) // _TICKS)
         self._queues.rank(self._now)
 
@@ -375,9 +398,13 @@ class Hazard(VictimOrder):
         requests, after = self._requests, self._refresh_after
         self._estimate_at = requests + min(max(after, requests // _SLOWER), _SLOWEST * after)
         self._asked = False
+        self._room = self._most
+        self._most = self._resident
         self._settle()
         if self._memory < 1.0:
             self._table.fade(self._memory)
+        if self._shadow.judge() and self._shadow.behind:
+            self._table.fade(_DOUBT)
         queues, now = self._queues, self._now
         queues.sweep(self._nodes)
         queues.merge(now)
@@ -394,6 +421,8 @@ class Hazard(VictimOrder):
 
     def _worth_at(self, group: int, age: float) -> float:
         """Worth of a class at an age, interpolated between the bins."""
+        if self._shadow.behind:
+            return -age
         factor = 1.0
         if self._depths > 1:
             group, depth = divmod(group, self._depths)

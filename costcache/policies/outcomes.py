@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from typing import NamedTuple
 
 from costcache.policies.survival import LifeTable
@@ -67,15 +68,12 @@ class Classes:
                 self._reasons.add(reason)
             else:
                 reason = None
-        return Outcome(
-            sum(info.output_tokens >= limit for limit in _OUTPUTS),
-            reason,
-            max(-_PRIORITIES, min(info.priority, _PRIORITIES)),
-        )
+        priority = max(-_PRIORITIES, min(info.priority, _PRIORITIES)) if info.priority else 0
+        return Outcome(bisect_right(_OUTPUTS, info.output_tokens), reason, priority)
 
     def fresh(self, new_tokens: int, outcome: Outcome) -> int:
         """What a request made that brought ``new_tokens`` never-seen tokens."""
-        size = sum(new_tokens >= limit for limit in _PROMPTS)
+        size = bisect_right(_PROMPTS, new_tokens)
         key = (size, outcome)
         number = self._numbers.get(key)
         if number is None:

@@ -8,6 +8,7 @@ histories, as if it were several nodes behind each other.
 from __future__ import annotations
 
 from costcache.policies.ages import Run, Waiting
+from costcache.policies.shadow import Span
 from costcache.records import NodeRecord
 
 __all__ = ["Piece", "Place", "join", "split_at"]
@@ -24,9 +25,10 @@ class Piece:
         since: When its present interval began.
         group: Its class, as far as it is known without the outcome of the request that used it.
         run: Where the interval counts; None until the request has ended.
+        span: When it was used last, for the comparison with LRU.
     """
 
-    __slots__ = ("first", "group", "hits", "run", "since", "start", "tokens")
+    __slots__ = ("first", "group", "hits", "run", "since", "span", "start", "tokens")
 
     def __init__(self, start: int, tokens: int, now: float, group: int) -> None:
         self.start = start
@@ -35,6 +37,7 @@ class Piece:
         self.first = self.since = now
         self.group = group
         self.run: Run[Place] | None = None
+        self.span: Span | None = None
 
     @property
     def end(self) -> int:
@@ -44,7 +47,7 @@ class Piece:
     def cut(self, at: int) -> Piece:
         """Keep what is in front of token ``at``; return the rest, with the same history."""
         rest = Piece(at, self.start + self.tokens - at, self.since, self.group)
-        rest.hits, rest.first, rest.run = self.hits, self.first, self.run
+        rest.hits, rest.first, rest.run, rest.span = self.hits, self.first, self.run, self.span
         self.tokens = at - self.start
         return rest
 
@@ -76,7 +79,7 @@ def join(pieces: list[Piece]) -> list[Piece]:
     kept = [pieces[0]]
     for piece in pieces[1:]:
         last = kept[-1]
-        if piece.group == last.group and piece.run is last.run and piece.since == last.since:
+        if piece.group == last.group and piece.run is last.run and piece.span is last.span:
             last.tokens += piece.tokens
             last.hits, last.first = piece.hits, piece.first
         else:

@@ -18,6 +18,7 @@ FIRST = 6
 """The first bin ends at ``2 ** -6`` units of the clock; the last begins at ``2 ** 25``."""
 _HALF = math.sqrt(0.5)
 _OFFSET = 2 * FIRST - 1
+_SMOOTHINGS = 2
 # Waits that are tried, in bins: all short ones, and some long ones.
 _AHEAD = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63)
 
@@ -45,6 +46,7 @@ def survival(
     lost: NDArray[np.float64],
     prior: NDArray[np.float64] | float,
     weight: float,
+    smoothings: int = 0,
 ) -> NDArray[np.float64]:
     """Share of what is used in each bin of what had not been used before it.
 
@@ -56,6 +58,7 @@ def survival(
         lost: Weight of what was seen unused up to an age in the bin, and no longer; same shape.
         prior: Shares expected before anything is seen, broadcast to the same shape.
         weight: What the prior weighs.
+        smoothings: How often uses and what was at risk are averaged with those of the two bins beside.
 
     Returns:
         Float64 of the shape of ``used``. The survival function is the running product of one minus it.
@@ -66,8 +69,18 @@ def survival(
 
     ended = used + lost
     at_risk = np.cumsum(ended[..., ::-1], axis=-1)[..., ::-1] - lost / 2
+    for _ in range(smoothings):
+        used, at_risk = _smooth(used), _smooth(at_risk)
     shares: NDArray[np.float64] = (used + weight * prior) / np.maximum(at_risk + weight, 1e-12)
     return shares
+
+
+def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    import numpy as np
+
+    wider = np.concatenate((values[..., :1], values, values[..., -1:]), axis=-1)
+    smooth: NDArray[np.float64] = (wider[..., :-2] + values + wider[..., 2:]) / 3
+    return smooth
 
 
 def index(shares: NDArray[np.float64], starts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -108,10 +121,10 @@ def index(shares: NDArray[np.float64], starts: NDArray[np.float64]) -> NDArray[n
 class LifeTable:
     """What was seen of the intervals between uses, by class; from it, the share used at each age.
 
-    A class of what was used often may have a time scale, its mean interval. It is drawn to what its family
-    does in units of that scale; a class without one to its family, a family to all classes, and those to
-    a share that is the same in each bin. Since bins double in width every second one, that share makes
-    the older the less likely to be used: the table starts as LRU.
+    A class is drawn to its family, a family to all classes, and those to a share that is the same in each bin.
+    Since bins double in width every second one, that share makes the older the less likely to be used: the
+    table starts as LRU. A class of what was used often has a time scale too, its mean interval; then it
+    is drawn as much to what its family does in units of that scale.
 
     Attributes:
         used: Tokens that were used again, by class and bin, ``BINS`` to a class.
@@ -179,31 +192,17 @@ class LifeTable:
         weight = self._strength * (self._squares / self._tokens if self._tokens else 1.0)
         family = np.array(self._family)
         of_all = survival(used.sum(0), lost.sum(0), self._share, weight)
-        prior = np.empty_like(used)
+        members = np.zeros((self._families, len(family)))
+        members[family, np.arange(len(family))] = 1.0
+        prior = survival(members @ used, members @ lost, of_all, weight)[family]
         shift = np.array([age_bin(scale) if scale else -1 for scale in self._scale])
-        plain, scaled = np.flatnonzero(shift < 0), np.flatnonzero(shift >= 0)
-        if plain.size:
-            members = _members(family[plain], self._families)
-            curves = survival(members @ used[plain], members @ lost[plain], of_all, weight)
-            prior[plain] = curves[family[plain]]
+        scaled = np.flatnonzero(shift >= 0)
         if scaled.size:
             # Bin j of a scaled curve is bin j - BINS behind the one of the scale.
-            rows, bins = scaled[:, None], np.arange(BINS)
-            at = bins - shift[scaled][:, None] + BINS
-            curve = np.zeros((scaled.size, 2 * BINS))
-            members = _members(family[scaled], self._families)
-            place = np.arange(scaled.size)[:, None]
-            curve[place, at] = used[rows, bins]
-            of_family = members @ curve
-            curve[place, at] = lost[rows, bins]
-            curves = survival(of_family, members @ curve, self._share, weight)
-            prior[scaled] = curves[family[scaled][:, None], at]
-        return survival(used, lost, prior, weight)
-
-
-def _members(family: NDArray[np.int64], families: int) -> NDArray[np.float64]:
-    import numpy as np
-
-    members = np.zeros((families, family.size))
-    members[family, np.arange(family.size)] = 1.0
-    return members
+            at = np.arange(BINS) - shift[scaled][:, None] + BINS
+            rows, members = np.arange(scaled.size)[:, None], members[:, scaled]
+            curves = np.zeros((2, scaled.size, 2 * BINS))
+            curves[0, rows, at], curves[1, rows, at] = used[scaled], lost[scaled]
+            by_scale = survival(members @ curves[0], members @ curves[1], self._share, weight)
+            prior[scaled] = np.sqrt(prior[scaled] * by_scale[family[scaled][:, None], at])
+        return survival(used, lost, prior, weight, _SMOOTHINGS)
