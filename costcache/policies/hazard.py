@@ -119,7 +119,7 @@ class Hazard(VictimOrder):
         self._wanted: dict[Place, None] = {}
         self._named: Place | None = None
         self._nodes = 0
-        self._now = 0.0
+        self._now = self._began = 0.0
         self._requests = 0
         self._estimate_at = settings.refresh
         self._rank_at = 0
@@ -128,6 +128,8 @@ class Hazard(VictimOrder):
     # -- what happens ------------------------------------------------------------------------
 
     def insert(self, record: NodeRecord) -> None:
+        if not self._nodes and not self._requests:
+            self._began = record.last_use
         self._now = max(self._now, record.last_use)
         at, end, now = record.depth, record.end, self._now
         back: list[Piece] = []
@@ -281,41 +283,39 @@ class Hazard(VictimOrder):
             self._mark(victim.record.data)
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
-        path: list[Place] = []
+        number, classes, now = request.number, self._classes, self._now
+        open_class = classes.open
         made = 0
         record = request.end
-        open_class = self._classes.open
-        while record is not None and record.data is not None:
-            place: Place = record.data
-            path.append(place)
-            last = place.pieces[-1]
-            if last.group == open_class and record.creator == request.number:
+        while record is not None and record.creator == number and record.data is not None:
+            last = record.data.pieces[-1]
+            if last.group == open_class:
                 made += last.tokens
             record = record.parent
-        if path:
-            classes, now = self._classes, self._now
-            outcome = classes.outcome(info)
-            fresh = classes.fresh(made, outcome)
-            for place in path:
-                moved = False
-                for piece in place.pieces:
-                    group = piece.group
-                    if group == open_class:
-                        if place.record.creator != request.number:
-                            continue  # its own request is still running
-                        if piece.run is not None:
-                            run = piece.run.whole()
-                            run.risk -= piece.tokens
-                        piece.group = group = fresh
-                        piece.since = now
-                    elif piece.run is None:
-                        group = classes.after(group, outcome)
-                    else:
-                        continue
-                    self._begin(piece, group)
-                    moved = True
-                if moved and place.stamp:
-                    self._mark(place)
+        outcome = classes.outcome(info)
+        record = request.end
+        while record is not None:
+            place: Place | None = record.data
+            if place is None:
+                break  # the root, or an end that has been evicted
+            moved = False
+            for piece in place.pieces:
+                if piece.group == open_class:
+                    if record.creator != number:
+                        continue  # its own request is still running
+                    if piece.run is not None:
+                        piece.run.whole().risk -= piece.tokens
+                    piece.group = group = classes.fresh(made, outcome)
+                    piece.since = now
+                elif piece.run is None:
+                    group = classes.after(piece.group, outcome)
+                else:
+                    continue
+                self._begin(piece, group)
+                moved = True
+            if moved and place.stamp:
+                self._mark(place)
+            record = record.parent
         if self._asked and self._requests >= self._estimate_at:
             self._estimate()
 
@@ -415,7 +415,7 @@ class Hazard(VictimOrder):
             age = now - np.array([(run.first + run.last) / 2 for run in runs])
             at = np.clip(np.searchsorted(edges(), age, side="right") - 1, 0, BINS - 1)
             np.add.at(living, (group, at), np.array([float(run.risk) for run in runs]))
-        worth = index(self._table.shares(living), edges())
+        worth = index(self._table.shares(living, now - self._began), edges())
         self._worth = np.concatenate((worth, worth[:, -1:]), axis=1).tolist()
         self._rank()
 

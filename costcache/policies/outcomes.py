@@ -18,6 +18,7 @@ _OUTPUTS = (50, 200, 500)
 _PROMPTS = (2_000, 8_000, 32_000)
 _REASONS = 6
 _PRIORITIES = 2
+_BITS = 10  # enough for 4 outputs, 7 reasons and 5 priorities
 _MOST = 768
 """Classes; what would be a further one is told apart less finely."""
 
@@ -41,12 +42,14 @@ class Classes:
 
     def __init__(self, table: LifeTable) -> None:
         self._table = table
-        self._numbers: dict[object, int] = {}
         self._labels: list[str] = []
+        self._outcomes: dict[Outcome, int] = {}
+        self._fresh: dict[int, int] = {}
+        self._after: dict[int, int] = {}
         self._reasons: set[str] = set()
-        self.open = self._number("open", 0, "used once, by a request that has not ended")
+        self.open = self._number(0, "used once, by a request that has not ended")
         spans = _LONGEST - _SHORTEST + 1
-        self._reused: list[list[int]] = [[-1] * spans for _ in range(LEVELS)]
+        self._reused = [[-1] * spans for _ in range(LEVELS)]
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -55,34 +58,34 @@ class Classes:
         """A class in words."""
         return self._labels[number]
 
-    def _number(self, key: object, family: int, label: str, scale: float = 0.0) -> int:
-        self._numbers[key] = number = self._table.add_class(family, scale)
+    def _number(self, family: int, label: str, scale: float = 0.0) -> int:
         self._labels.append(label)
-        return number
+        return self._table.add_class(family, scale)
 
-    def outcome(self, info: RequestInfo) -> Outcome:
-        """What counts of how a request ended."""
-        reason = info.finish_reason
+    def outcome(self, info: RequestInfo) -> int:
+        """Number of what counts of how a request ended."""
+        reason, priority = info.finish_reason, info.priority
         if reason is not None and reason not in self._reasons:
             if len(self._reasons) < _REASONS:
                 self._reasons.add(reason)
             else:
                 reason = None
-        priority = max(-_PRIORITIES, min(info.priority, _PRIORITIES)) if info.priority else 0
-        return Outcome(bisect_right(_OUTPUTS, info.output_tokens), reason, priority)
+        if priority:
+            priority = max(-_PRIORITIES, min(priority, _PRIORITIES))
+        outcome = Outcome(bisect_right(_OUTPUTS, info.output_tokens), reason, priority)
+        return self._outcomes.setdefault(outcome, len(self._outcomes))
 
-    def fresh(self, new_tokens: int, outcome: Outcome) -> int:
-        """What a request made that brought ``new_tokens`` never-seen tokens."""
+    def fresh(self, new_tokens: int, outcome: int) -> int:
+        """What a request made that brought ``new_tokens`` never-seen tokens, and ended so."""
         size = bisect_right(_PROMPTS, new_tokens)
-        key = (size, outcome)
-        number = self._numbers.get(key)
+        key = size << _BITS | outcome
+        number = self._fresh.get(key)
         if number is None:
             if len(self) >= _MOST:
                 return self.open
-            label = (
-                f"used once, {_range(size, _PROMPTS)} new tokens, {_range(outcome.output, _OUTPUTS)} output"
-            )
-            number = self._number(key, 0, label + _rest(outcome))
+            ended = list(self._outcomes)[outcome]
+            label = f"used once, {_range(size, _PROMPTS)} new tokens, {_range(ended.output, _OUTPUTS)} output"
+            number = self._fresh[key] = self._number(0, label + _rest(ended))
         return number
 
     def reused(self, hits: int, interval: float) -> int:
@@ -90,8 +93,8 @@ class Classes:
         level = (hits - 1).bit_length()
         if level >= LEVELS:
             level = LEVELS - 1
-        span = math.frexp(interval)[1] - _SHORTEST
-        if span < 0 or interval <= 0.0:
+        span = math.frexp(interval)[1] - _SHORTEST if interval > 0.0 else 0
+        if span < 0:
             span = 0
         elif span > _LONGEST - _SHORTEST:
             span = _LONGEST - _SHORTEST
@@ -100,22 +103,32 @@ class Classes:
             scale = 2.0 ** (span + _SHORTEST)
             times = f"{2 ** (level - 1) + 1}+" if level > 1 else "2"
             label = f"used {times} times, every {scale / 2:g} to {scale:g}"
-            number = self._number((level, span, None), level, label, scale * 0.7)
-            self._reused[level][span] = number
+            number = self._reused[level][span] = self._number(level, label, scale * 0.7)
         return number
 
-    def after(self, group: int, outcome: Outcome) -> int:
+    def after(self, group: int, outcome: int) -> int:
         """The class of ``group``, one of :meth:`reused`, once the request that used it has ended so."""
-        long = outcome.output >= 2
-        key = (group, long, outcome.reason, outcome.priority)
-        number = self._numbers.get(key)
+        key = group << _BITS | outcome
+        number = self._after.get(key)
         if number is None:
-            if len(self) >= _MOST:
-                return group
-            family, scale = self._table.kin(group)
-            label = f"{self._labels[group]}, {'200 or more' if long else 'under 200'} output"
-            number = self._number(key, family, label + _rest(outcome), scale)
+            number = self._after[key] = self._after_new(group, outcome)
         return number
+
+    def _after_new(self, group: int, outcome: int) -> int:
+        ended = list(self._outcomes)[outcome]
+        for other, same in self._outcomes.items():  # outputs are told apart in two ranges only
+            known = self._after.get(group << _BITS | same)
+            if known is not None and other[1:] == ended[1:] and _long(other) == _long(ended):
+                return known
+        if len(self) >= _MOST:
+            return group
+        family, scale = self._table.kin(group)
+        label = f"{self._labels[group]}, {'200 or more' if _long(ended) else 'under 200'} output"
+        return self._number(family, label + _rest(ended), scale)
+
+
+def _long(outcome: Outcome) -> bool:
+    return outcome.output >= 2
 
 
 def _range(at: int, limits: tuple[int, ...]) -> str:

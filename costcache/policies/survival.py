@@ -19,6 +19,8 @@ FIRST = 6
 _HALF = math.sqrt(0.5)
 _OFFSET = 2 * FIRST - 1
 _SMOOTHINGS = 2
+_ONE_STRETCH = 20.0
+"""How much more a prior weighs at an age as long as the time watched."""
 # Waits that are tried, in bins: all short ones, and some long ones.
 _AHEAD = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63)
 
@@ -45,7 +47,7 @@ def survival(
     used: NDArray[np.float64],
     lost: NDArray[np.float64],
     prior: NDArray[np.float64] | float,
-    weight: float,
+    weight: NDArray[np.float64] | float,
     smoothings: int = 0,
 ) -> NDArray[np.float64]:
     """Share of what is used in each bin of what had not been used before it.
@@ -121,9 +123,9 @@ def index(shares: NDArray[np.float64], starts: NDArray[np.float64]) -> NDArray[n
 class LifeTable:
     """What was seen of the intervals between uses, by class; from it, the share used at each age.
 
-    A class is drawn to its family, a family to all classes, and those to a share that is the same in each bin.
-    Since bins double in width every second one, that share makes the older the less likely to be used: the
-    table starts as LRU. A class of what was used often has a time scale too, its mean interval; then it
+    A class is drawn to its family, a family to all classes, and those to a share that is the same in each
+    bin. Since bins double in width every second one, that share makes the older the less likely to be used:
+    the table starts as LRU. A class of what was used often has a time scale too, its mean interval; then it
     is drawn as much to what its family does in units of that scale.
 
     Attributes:
@@ -177,19 +179,22 @@ class LifeTable:
         self._tokens *= share
         self._squares *= share
 
-    def shares(self, living: NDArray[np.float64]) -> NDArray[np.float64]:
+    def shares(self, living: NDArray[np.float64], watched: float) -> NDArray[np.float64]:
         """The estimate of each class: share used in each bin of what was not used before.
 
         Args:
             living: Tokens of each class that are at an age in each bin now, float64 of shape
                 [classes, BINS].
+            watched: Time since the first interval began. An age that is not small beside it was seen in one
+                stretch of the past only, and tells less than the count of tokens says.
         """
         import numpy as np
 
         used = np.array(self.used).reshape(-1, BINS)
         lost = np.array(self.lost).reshape(-1, BINS) + living
         # Tokens of a node share their fate: many small intervals tell more than a few large ones.
-        weight = self._strength * (self._squares / self._tokens if self._tokens else 1.0)
+        once = self._strength * (self._squares / self._tokens if self._tokens else 1.0)
+        weight = once * (1.0 + np.minimum(_ONE_STRETCH * edges()[:-1] / max(watched, 1e-9), 1e6))
         family = np.array(self._family)
         of_all = survival(used.sum(0), lost.sum(0), self._share, weight)
         members = np.zeros((self._families, len(family)))
@@ -203,6 +208,6 @@ class LifeTable:
             rows, members = np.arange(scaled.size)[:, None], members[:, scaled]
             curves = np.zeros((2, scaled.size, 2 * BINS))
             curves[0, rows, at], curves[1, rows, at] = used[scaled], lost[scaled]
-            by_scale = survival(members @ curves[0], members @ curves[1], self._share, weight)
+            by_scale = survival(members @ curves[0], members @ curves[1], self._share, once)
             prior[scaled] = np.sqrt(prior[scaled] * by_scale[family[scaled][:, None], at])
         return survival(used, lost, prior, weight, _SMOOTHINGS)

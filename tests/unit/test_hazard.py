@@ -304,7 +304,7 @@ def test_classes_in_words() -> None:
     classes = Classes(table)
     assert classes.label(classes.open) == "used once, by a request that has not ended"
     outcome = classes.outcome(RequestInfo(output_tokens=300, finish_reason="stop", priority=9))
-    assert outcome == Outcome(2, "stop", 2)
+    assert classes._outcomes == {Outcome(2, "stop", 2): outcome}
     fresh = classes.fresh(9000, outcome)
     assert classes.label(fresh) == "used once, 8000+ new tokens, 200+ output, stop, priority 2"
     often = classes.reused(7, 12.0)
@@ -313,12 +313,15 @@ def test_classes_in_words() -> None:
     after = classes.after(often, outcome)
     assert classes.label(after) == "used 5+ times, every 8 to 16, 200 or more output, stop, priority 2"
     assert table.kin(after) == table.kin(often)
+    longer = classes.outcome(RequestInfo(output_tokens=900, finish_reason="stop", priority=2))
+    assert longer != outcome
+    assert classes.after(often, longer) == after
 
 
 def test_reasons_beyond_the_first_are_not_told_apart() -> None:
     classes = Classes(LifeTable(6, 5.0, 0.02))
-    reasons = [classes.outcome(RequestInfo(finish_reason=str(n))).reason for n in range(10)]
-    assert reasons == ["0", "1", "2", "3", "4", "5", None, None, None, None]
+    numbers = [classes.outcome(RequestInfo(finish_reason=str(n))) for n in range(10)]
+    assert numbers == [0, 1, 2, 3, 4, 5, 6, 6, 6, 6]
 
 
 def test_ages_count_from_the_end_of_the_request() -> None:

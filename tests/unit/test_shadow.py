@@ -1,0 +1,120 @@
+"""The shadow of LRU against LRU itself, and what it is for: stepping in."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+
+import pytest
+
+from costcache import RadixCache, RequestInfo
+from costcache.policies.hazard import Hazard
+from costcache.policies.shadow import ShadowLRU, Span
+from tests.property.kit import MODEL, manager
+
+PLUGINS = manager()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tells_what_lru_would_have_found(seed: int) -> None:
+    draw = random.Random(seed)
+    shadow = ShadowLRU()
+    spans: dict[int, Span] = {}
+    lru: OrderedDict[int, None] = OrderedDict()
+    wrong = 0
+    for _ in range(3000):
+        number = int(draw.paretovariate(0.6))
+        by_lru = number in lru
+        lru[number] = None
+        lru.move_to_end(number)
+        if len(lru) > 50:
+            lru.popitem(last=False)
+        before = shadow.lost
+        spans[number] = shadow.use(spans.get(number), 1, found=False)
+        wrong += (shadow.lost > before) != by_lru
+        shadow.end_request()
+        shadow.end_span()
+        shadow.fit(50)
+    assert wrong == 0
+
+
+def test_a_span_that_is_gone_in_part_counts_in_part() -> None:
+    shadow = ShadowLRU()
+    first = shadow.use(None, 100, found=False)
+    shadow.end_span()
+    shadow.use(None, 100, found=False)
+    shadow.fit(140)
+    shadow.use(first, 50, found=True)
+    assert (shadow.gained, shadow.lost) == (30, 0)  # 60 of the 100 are gone
+
+
+def test_what_is_forgotten_takes_no_room() -> None:
+    shadow = ShadowLRU()
+    kept, other = shadow.use(None, 10, found=False), None
+    shadow.end_span()
+    other = shadow.use(None, 90, found=False)
+    shadow.forget(other, 90)
+    shadow.fit(50)
+    shadow.use(kept, 10, found=False)
+    assert shadow.lost == 10
+
+
+def test_verdicts() -> None:
+    shadow = ShadowLRU()
+    for _ in range(20):
+        span = shadow.use(None, 10, found=False)
+        shadow.use(span, 10, found=False)
+        shadow.end_request()
+    assert shadow.judge()
+    assert shadow.behind
+    assert [shadow.judge() for _ in range(8)] == [False] * 7 + [True]
+    assert not shadow.behind
+    assert shadow.falls == 1
+
+
+class Turncoat:
+    """Prompts with short answers come back after a while; those with long ones do not. Then the other way."""
+
+    def __init__(self, policy: str) -> None:
+        self.cache = RadixCache(MODEL, 4000, policy=policy, plugins=PLUGINS)
+        self.draw = random.Random(1)
+        self.number = 0
+        self.waiting: list[int] = []
+
+    def serve(self, requests: int, returning: int, other: int) -> float:
+        """Share of the tokens that was found; answers of ``returning`` tokens bring a prompt back."""
+        found = 0
+        for _ in range(requests):
+            self.number += 1
+            self.cache.clock.advance(float(self.number))
+            again = len(self.waiting) > 12
+            if again:
+                prompt, answer = self.waiting.pop(0), other
+            else:
+                prompt = self.number
+                answer = returning if self.draw.random() < 0.5 else other
+            found += self.cache.match_prefix([prompt] * 100, self.number).matched_len
+            self.cache.insert([prompt] * 100, request=self.number)
+            self.cache.finish(self.number, RequestInfo(output_tokens=answer))
+            if answer == returning and not again:
+                self.waiting.append(prompt)
+        return found / (100 * requests)
+
+
+def test_a_change_made_to_fool_it_is_noticed() -> None:
+    hazard, lru = Turncoat("hazard"), Turncoat("lru")
+    for regime in (hazard, lru):
+        regime.serve(3000, returning=10, other=600)
+    order = hazard.cache._store.guard.order
+    assert isinstance(order, Hazard)
+    falls = order._shadow.falls
+    delay = 0
+    worst = 0.0
+    while order._shadow.falls == falls and delay < 3000:
+        found, by_lru = (regime.serve(50, returning=600, other=10) for regime in (hazard, lru))
+        worst = min(worst, found - by_lru)
+        delay += 50
+    assert worst < -0.1, "it was not fooled"
+    assert delay <= 300
+    later = [regime.serve(1500, returning=600, other=10) for regime in (hazard, lru)]
+    assert later[0] > later[1] - 0.01
