@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from costcache.model import ModelSpec
     from costcache.orders import KeyedOrder, VictimOrder
     from costcache.policies.spec import PolicySpec
+    from costcache.policies.states import StateOrder
     from costcache.radix import RadixCache
-    from costcache.records import Action, NodeRecord, PoolState, RequestInfo, Victim
+    from costcache.records import Action, NodeRecord, PoolState, RequestInfo, State, Victim
     from costcache.settings import Settings
 
 __all__ = [
@@ -45,6 +46,8 @@ __all__ = [
     "RequestInfo",
     "Settings",
     "SettingsError",
+    "State",
+    "StateOrder",
     "TokenCost",
     "TraceError",
     "Victim",
@@ -69,6 +72,8 @@ _MODULES = {
     "RequestInfo": "records",
     "Settings": "settings",
     "SettingsError": "errors",
+    "State": "records",
+    "StateOrder": "policies.states",
     "TokenCost": "cost",
     "TraceError": "errors",
     "Victim": "records",

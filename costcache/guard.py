@@ -24,6 +24,9 @@ EVENTS = (
     "remove",
     "lock",
     "unlock",
+    "attach",
+    "detach",
+    "consume",
     "finish",
     "defer",
 )
@@ -41,9 +44,10 @@ class OrderGuard:
         order: The order in force.
         fallbacks: How often an order was dropped: 0 or 1.
         records: Gives the records of the nodes that the cache holds, in order of creation.
+        fallback: Makes the LRU order that takes over.
     """
 
-    __slots__ = (*EVENTS, "fallbacks", "name", "order", "records")
+    __slots__ = (*EVENTS, "fallback", "fallbacks", "name", "order", "records")
 
     insert: Callable[..., None] | None
     touch: Callable[..., None] | None
@@ -53,17 +57,28 @@ class OrderGuard:
     remove: Callable[..., None] | None
     lock: Callable[..., None] | None
     unlock: Callable[..., None] | None
+    attach: Callable[..., None] | None
+    detach: Callable[..., None] | None
+    consume: Callable[..., None] | None
     finish: Callable[..., None] | None
     defer: Callable[..., None] | None
 
-    def __init__(self, name: str, order: VictimOrder, records: Callable[[], Iterable[NodeRecord]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        order: VictimOrder,
+        records: Callable[[], Iterable[NodeRecord]],
+        fallback: Callable[[], VictimOrder] = LRU,
+    ) -> None:
         """Guard ``order``.
 
         Args:
             name: The policy's name, for messages.
             order: The order.
             records: Gives the records of the nodes that the cache holds, in order of creation.
+            fallback: Makes the LRU order that takes over.
         """
+        self.fallback = fallback
         self.name = name
         self.order = order
         self.fallbacks = 0
@@ -101,7 +116,7 @@ class OrderGuard:
         )
         self.fallbacks += 1
         self.name = "lru"
-        self.order = LRU()
+        self.order = self.fallback()
         for event in EVENTS:
             setattr(self, event, overridden(self.order, event))
         self.order.load(self.records())

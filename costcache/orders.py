@@ -49,6 +49,15 @@ class VictimOrder:
     def unlock(self, record: NodeRecord) -> None:
         """The last lock on the node went."""
 
+    def attach(self, record: NodeRecord) -> None:
+        """Models with states: a state was kept at the end of the node."""
+
+    def detach(self, record: NodeRecord) -> None:
+        """Models with states: the node's state went, and the node stays."""
+
+    def consume(self, record: NodeRecord) -> None:
+        """Models with states: a request goes on from the node's state."""
+
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
         """A request ended. What it made: ``request.end`` and its ancestors with its number as creator."""
 

@@ -26,7 +26,7 @@ from costcache import generic, hookspecs
 from costcache.cost import CostModel, TokenCost
 from costcache.errors import CostcacheError, PluginError
 from costcache.orders import VictimOrder
-from costcache.policies import BUILTIN, PolicySpec
+from costcache.policies import BUILTIN, FOR_STATES, PolicySpec
 from costcache.settings import DEFAULT_POLICY, PoolSettings, Settings, read_settings
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class PluginManager:
         self._policies: dict[str, tuple[str, PolicySpec]] = {}
         self._sources: dict[str, str] = {}
         self.register(generic, "generic", generic.__name__)
-        for name in BUILTIN:
+        for name in (*BUILTIN, *FOR_STATES):
             module = f"costcache.policies.{name.replace('-', '_')}"
             self.register(importlib.import_module(module), name, module)
 

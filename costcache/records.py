@@ -18,6 +18,7 @@ __all__ = [
     "PoolState",
     "RequestInfo",
     "RequestRecord",
+    "State",
     "Victim",
 ]
 
@@ -69,6 +70,28 @@ class Clock:
         self._seconds = True
 
 
+class State:
+    """A checkpoint of a recurrent state, at the end of a node: where a request can go on.
+
+    Attributes:
+        slot: Slot of the state pool that holds it.
+        locks: Locks on it; a locked state is never a victim.
+        uses: Requests that went on from it, and the one that made it.
+        last_use: Clock reading of the last of them.
+        recency: ``Clock.accesses`` of the last of them.
+        created: ``Clock.accesses`` when it was made.
+    """
+
+    __slots__ = ("created", "last_use", "locks", "recency", "slot", "uses")
+
+    def __init__(self, slot: int, clock: Clock) -> None:
+        self.slot = slot
+        self.locks = 0
+        self.uses = 1
+        self.last_use = clock.now
+        self.recency = self.created = clock.accesses
+
+
 class NodeRecord:
     """The facts of one tree node that an eviction order may use.
 
@@ -88,8 +111,7 @@ class NodeRecord:
         locks: Locks on the node itself, plus its children that are locked. Locked nodes
             are never victims.
         priority: Highest priority of the requests that inserted it.
-        replay: Models with states: tokens from the nearest live ancestor state to the end of
-            this node, recomputed if its own state goes. 0 for other models.
+        state: Models with states: the checkpoint at the end of this node, None where there is none.
         bytes: Bytes of KV memory, per rank, that deleting the node frees.
         data: Free for the order's own use; None when the node is created.
     """
@@ -106,8 +128,8 @@ class NodeRecord:
         "parent",
         "priority",
         "recency",
-        "replay",
         "serial",
+        "state",
         "tokens",
         "uses",
     )
@@ -125,7 +147,7 @@ class NodeRecord:
         self.live_children = 0
         self.locks = 0
         self.priority = 0
-        self.replay = 0
+        self.state: State | None = None
         self.bytes = 0
         self.data: Any = None
 
@@ -133,6 +155,22 @@ class NodeRecord:
     def end(self) -> int:
         """Tokens of the prefix that ends with this node."""
         return self.depth + self.tokens
+
+    @property
+    def replay(self) -> int:
+        """Tokens from the nearest live state in front of this node's end, not its own, to its end.
+
+        Models with states recompute so many if its own state is not there. O(nodes in between).
+        """
+        above = self.parent
+        while above is not None and above.state is None:
+            above = above.parent
+        return self.end - (0 if above is None else above.end)
+
+    @property
+    def is_dead(self) -> bool:
+        """Models with states: True for a leaf without a state, which no request can go on from."""
+        return self.state is None and self.is_leaf
 
     @property
     def is_leaf(self) -> bool:

@@ -35,6 +35,7 @@ SHIPPED = {
     "mla": "costcache_mla.plugin",
     "mha": "costcache_mha.plugin",
     "mamba_seglen": "costcache_mamba_seglen.plugin",
+    "seglen": "costcache_mamba_seglen.seglen",
 }
 CONSTANTS = {
     "__version__": "Version of the package, a string.",

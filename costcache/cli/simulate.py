@@ -121,6 +121,14 @@ OUTPUT = click.Path(path_type=Path)
     help="Count the partial last block of each prompt as a whole one, and cache it, as some simulators do: "
     "hit rates are then of blocks.",
 )
+@click.option(
+    "--mamba-full-memory-ratio",
+    type=click.FloatRange(min=0.0),
+    default=0.9,
+    show_default=True,
+    help="Models with states: memory for states over memory for KV, as SGLang's option of that name; 0 for "
+    "one pool that both share.",
+)
 @click.option("--warmup", type=int, default=0, show_default=True, help="Requests that rates leave out.")
 @click.option(
     "--prefill",
@@ -169,6 +177,7 @@ def simulate(
     outputs: bool,
     always_free: bool,
     round_up: bool,
+    mamba_full_memory_ratio: float,
     warmup: int,
     prefill: str,
     tree: bool,
@@ -244,7 +253,16 @@ def simulate(
         trace = rounded_up(trace)
     with progress_display() as bar:
         served = deployment_of(page_size=page_size or trace.block_size, **deployment)
-        simulator = Simulator(trace, model, served, plugins=plugins, prefill=prefill, warmup=warmup)
+        ratio = mamba_full_memory_ratio
+        simulator = Simulator(
+            trace,
+            model,
+            served,
+            plugins=plugins,
+            prefill=prefill,
+            warmup=warmup,
+            state_share=ratio / (1 + ratio) if ratio else None,
+        )
         cost = simulator.cost
         distinct = trace.distinct_pages(served.page_size)
         cells = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from costcache.policies.spec import NoSettings, PolicySpec, supports_every_model
 
-__all__ = ["BUILTIN", "NoSettings", "PolicySpec", "supports_every_model"]
+__all__ = ["BUILTIN", "FOR_STATES", "NoSettings", "PolicySpec", "supports_every_model"]
 
 BUILTIN = (
     "fifo",
@@ -26,3 +26,6 @@ BUILTIN = (
     "wtinylfu",
 )
 """Policies of this package, each in the module of its name, with ``_`` for ``-``."""
+
+FOR_STATES = ("consumed-lru", "marconi")
+"""More of them, which serve models with states only."""

@@ -12,6 +12,7 @@ from costcache.hookspecs import hookimpl
 from costcache.orders import VictimOrder
 from costcache.policies.ages import AgeQueues
 from costcache.policies.ghosts import Ghosts
+from costcache.policies.hazard_states import HazardStates
 from costcache.policies.outcomes import LEVELS, Classes
 from costcache.policies.pieces import Piece, Place, join, split_at
 from costcache.policies.shadow import ShadowLRU
@@ -458,7 +459,9 @@ def depth_steps(cost: CostModel) -> list[int]:
     return steps
 
 
-def _make(cost: CostModel, pools: tuple[PoolState, ...], settings: HazardSettings) -> Hazard:
+def _make(cost: CostModel, pools: tuple[PoolState, ...], settings: HazardSettings) -> VictimOrder:
+    if len(pools) > 1 or pools[0].unit == "bytes":
+        return HazardStates(cost.token.kv_bytes, cost.token.state_bytes)
     return Hazard(pools[0].capacity, settings, cost)
 
 

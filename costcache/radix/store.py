@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from costcache.deployment import Deployment
-from costcache.eviction import LOCKED, NOT_A_LEAF, Eviction, EvictionPipeline
+from costcache.eviction import LOCKED, NOT_A_LEAF, Eviction, EvictionHost, EvictionPipeline
 from costcache.guard import OrderGuard
 from costcache.plugins import PluginManager, get_plugins
 from costcache.radix.node import Node
@@ -77,7 +77,7 @@ class PrefixStore:
         self.on_remove: Callable[[Node, int], None] | None = None
         self.architecture = architecture = plugins.match(model)
         self.cost = architecture.cost(deployment)
-        self.tree = RadixTree(page_size, page_bytes or 8 * page_size, self.cost.token.kv_bytes)
+        self.tree = self._make_tree(page_size, page_bytes or 8 * page_size)
         self._settings = settings
         self._plugins = plugins
         self._trim_step = {
@@ -88,20 +88,24 @@ class PrefixStore:
         }[settings.trim]
         pool_settings = architecture.pool_settings(settings)
         free_target, adjust = architecture.free_target, architecture.adjust_eviction_count
+        self._free_target = lambda pool: free_target(model, pool, pool_settings)
+        self._adjust = lambda pool, requested: adjust(model, pool, requested, pool_settings)
         self._make_guard()
-        self.pipeline = EvictionPipeline(
-            self,
-            self.guard,
-            lambda pool: free_target(model, pool, pool_settings),
-            lambda pool, requested: adjust(model, pool, requested, pool_settings),
-            plugin=architecture.name,
-        )
+        self.pipeline = self._make_pipeline(self, "kv")
+
+    def _make_tree(self, page_size: int, page_bytes: int) -> RadixTree:
+        return RadixTree(page_size, page_bytes, self.cost.token.kv_bytes)
 
     def _make_guard(self) -> None:
         name, order = self._plugins.make_order(
             self._settings, self.architecture, self.cost, (self.pool_state("kv"),)
         )
         self.guard = self.tree.events = OrderGuard(name, order, self.tree.records)
+
+    def _make_pipeline(self, host: EvictionHost, pool: str) -> EvictionPipeline:
+        return EvictionPipeline(
+            host, self.guard, self._free_target, self._adjust, plugin=self.architecture.name, pool=pool
+        )
 
     @property
     def free(self) -> int:

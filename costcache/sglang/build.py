@@ -155,7 +155,7 @@ def build(
     core, reason = choose_core(
         params,
         settings,
-        draft.make_order(())[1],
+        draft.sample_order(),
         host_tier=ctx.enable_hierarchical_cache
         or get_disagg().disaggregation_decode_retraction_backup == "host_pool",
         linker=get_memory().enable_unified_cache_external_linker,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from costcache.errors import SettingsError
 from costcache.plugins import Architecture, PluginManager, get_plugins
+from costcache.policies.states import StateOrder
+from costcache.records import PoolState
 
 if TYPE_CHECKING:
     from costcache.cost import CostModel
     from costcache.deployment import Deployment
     from costcache.model import ModelSpec
     from costcache.orders import VictimOrder
-    from costcache.records import PoolState
     from costcache.settings import PoolSettings, Settings
 
 __all__ = ["Plan"]
@@ -68,7 +70,7 @@ class Plan:
             core,
             reason,
         )
-        plan.make_order(())  # a policy that cannot serve must say so now, not at the first reset
+        plan.sample_order()  # a policy that cannot serve must say so now, not at the first reset
         return plan
 
     @property
@@ -85,6 +87,21 @@ class Plan:
         if self.settings.trim == "chunk" or (self.settings.trim == "auto" and self.core == "rust"):
             return -(-self.settings.trim_chunk // page) * page
         return page
+
+    def sample_order(self) -> VictimOrder:
+        """An order of the chosen policy before there are pools, to see what it is.
+
+        Raises:
+            PluginError: It cannot be made.
+            SettingsError: It orders states and KV together, and every pool of SGLang has its own order here.
+        """
+        name, order = self.make_order((PoolState("kv", "tokens", 1 << 20, 1 << 20, 0, 0, self.page_size),))
+        if isinstance(order, StateOrder):
+            raise SettingsError(
+                f"policy {name!r} orders states and KV in one, and inside SGLang each pool has an order of "
+                "its own so far: take one that orders either (costcache, lru, hazard, ...)"
+            )
+        return order
 
     def make_order(self, pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
         """A new order of the chosen policy, and the policy's name."""

@@ -115,6 +115,8 @@ class KvVictims(_Device):
         if self._sessions is not None and self._sessions.holds(_references(record, full)):
             return NOT_NOW
         core, tracker = cache.tree_core, self.tracker
+        if victim.tokens is not None and victim.tokens < needed:
+            needed = max(1, victim.tokens)
         answer, node_id = core.claim(record, needed)
         if answer <= 0:
             return int(answer)
@@ -249,6 +251,8 @@ class HostVictims:
         if record.node not in cache.tree_core.evictable_host_leaves or self.sinks is None:
             return NOT_NOW
         tracker, device_frees, host_frees, actions = self.sinks
+        if victim.tokens is not None and victim.tokens < needed:
+            needed = max(1, victim.tokens)
         before = tracker[ComponentType.FULL]
         leaf = cache.tree_core.cut_host_leaf(record, needed)
         cache.tree_core._evict_host_leaf(leaf, tracker, device_frees, host_frees, cache_actions=actions)

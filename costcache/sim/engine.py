@@ -67,6 +67,7 @@ class Simulator:
         plugins: PluginManager | None = None,
         prefill: str = "auto",
         warmup: int = 0,
+        state_share: float | None = None,
     ) -> None:
         """Prepare a trace for replay.
 
@@ -77,6 +78,8 @@ class Simulator:
             plugins: Where to look for plugins; the process's own by default.
             prefill: What says how long a prefill takes; see :func:`costcache.sim.ttft.prefill_model`.
             warmup: Requests at the start that rates and times leave out.
+            state_share: Models with states: share of the memory that states alone may use; None for one
+                pool of KV and states, priced in bytes. A capacity is always given as tokens of KV.
 
         Raises:
             PluginError: No plugin can serve the model.
@@ -93,13 +96,18 @@ class Simulator:
         self.cost = self._architecture.cost(deployment)
         self.prefill = prefill_model(prefill, self.cost)
         self._prefill_name = prefill
+        self._state_share = state_share
         self.keys = trace.page_keys(deployment.page_size)
         self._lru_runs = 0
 
     @property
     def arguments(self) -> tuple[Trace, ModelSpec, Deployment, dict[str, Any]]:
         """What another process makes this simulator from, but for the plugins."""
-        options = {"prefill": self._prefill_name, "warmup": self.warmup}
+        options = {
+            "prefill": self._prefill_name,
+            "warmup": self.warmup,
+            "state_share": self._state_share,
+        }
         return self.trace, self._model, self._deployment, options
 
     @cached_property
@@ -164,6 +172,13 @@ class Simulator:
             SettingsError: A setting is wrong, or the pool holds less than a page.
         """
         self._check(settings, capacity_tokens)
+        if self._model.has_states:
+            if serving is not None or always_free:
+                raise SettingsError(
+                    f"model {self._model.name!r} has states, and is replayed in the plain mode "
+                    "alone: leave out --serving and --always-free"
+                )
+            return self._hybrid(settings, capacity_tokens, progress)
         if settings.policy == "infinite" and serving is not None:
             unlimited = self._tree(
                 settings.model_copy(update={"policy": "lru"}), None, serving, False, progress
@@ -255,6 +270,33 @@ class Simulator:
             self.trace, self.keys, store, self.prefill, serving, always_free=always_free, progress=progress
         )
 
+    def _hybrid(
+        self, settings: Settings, capacity_tokens: int | None, progress: Callable[[int], None] | None
+    ) -> Outcome:
+        from costcache.radix.hybrid import HybridStore
+        from costcache.sim.future import Clairvoyant
+        from costcache.sim.hybrid import replay_states
+
+        token, page, policy = self.cost.token, self._deployment.page_size, settings.policy
+        if capacity_tokens is None or policy == "infinite":
+            states = 2 * len(self.trace) + 1
+            memory = (int(self.keys.tokens.sum()) + page) * token.kv_bytes + states * token.state_bytes
+        else:
+            memory = capacity_tokens * token.kv_bytes
+        store = HybridStore(
+            self._model,
+            memory,
+            settings.model_copy(update={"policy": "lru"}) if policy in OFFLINE else settings,
+            self._deployment,
+            state_share=None if capacity_tokens is None or policy == "infinite" else self._state_share,
+            page_bytes=self.keys.bytes_per_page,
+            plugins=self._plugins,
+        )
+        if policy == "optimum":
+            store.use(policy, Clairvoyant(self.paths, page, token.kv_bytes, token.state_bytes))
+        outcome = replay_states(self.trace, self.keys, store, progress=progress)
+        return replace(outcome, policy=policy) if policy in OFFLINE else outcome
+
     def _offline(
         self, policy: str, capacity_tokens: int | None, progress: Callable[[int], None] | None
     ) -> Outcome:
@@ -296,6 +338,7 @@ class Simulator:
         architecture = self._architecture
         return (
             architecture.name in _EXACT_COUNTS
+            and not self._model.has_states
             and not settings.headroom
             and not settings.architecture
             and settings.trim in ("auto", "exact")

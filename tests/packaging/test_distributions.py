@@ -192,6 +192,7 @@ def test_entry_points_of_all_siblings_load(all_env: Environment) -> None:
         "mla": "costcache_mla.plugin",
         "mha": "costcache_mha.plugin",
         "mamba_seglen": "costcache_mamba_seglen.plugin",
+        "seglen": "costcache_mamba_seglen.seglen",
     }
 
 

@@ -124,7 +124,7 @@ def test_the_budget_is_never_passed_and_a_page_more_would_not_fit(
 
 def test_hybrids_have_states_and_tokens() -> None:
     result = analyse("qwen3-next")
-    assert result.plugin == "generic"
+    assert result.plugin == "mamba_seglen"
     assert (result.token_bytes, result.cost.state_bytes) == (24_576, 77_266_944)
     assert result.states == 40 * GIB // 77_266_944
     assert result.state_tokens == 77_266_944 // 24_576

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import costcache_mamba_seglen.plugin
+import costcache_mamba_seglen.seglen
 import costcache_mha.plugin
 import costcache_mla.plugin
 from costcache import ModelSpec, PoolState, RadixCache, Settings, generic, hookspecs
@@ -24,6 +25,7 @@ PLUGINS = {
     "mla": costcache_mla.plugin,
     "mha": costcache_mha.plugin,
     "mamba_seglen": costcache_mamba_seglen.plugin,
+    "seglen": costcache_mamba_seglen.seglen,
 }
 POOL = PoolState("kv", "tokens", 1000, 10, 800, 100, 16)
 

@@ -253,7 +253,7 @@ def test_a_policy_that_cannot_be_made_is_named(spec: PolicySpec) -> None:
 def test_an_unknown_policy_gets_a_suggestion() -> None:
     with pytest.raises(PluginError, match=r"no policy 'lur': did you mean 'lru'\?"):
         RadixCache(MODEL, 10, policy="lur", plugins=manager())
-    with pytest.raises(PluginError, match=r"The policies are costcache, fifo"):
+    with pytest.raises(PluginError, match=r"The policies are costcache, consumed-lru, fifo"):
         RadixCache(MODEL, 10, policy="quantum", plugins=manager())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from costcache import ModelSpec, RadixCache, RequestInfo
 from costcache.orders import KeyedOrder
-from costcache.policies import BUILTIN, NoSettings, PolicySpec, supports_every_model
+from costcache.policies import BUILTIN, FOR_STATES, NoSettings, PolicySpec, supports_every_model
 from tests.property.kit import MODEL, drain, insert_all, manager
 
 PLUGINS = manager()
@@ -199,9 +199,9 @@ def test_tlru_remembers_the_longest_prefix_after_its_tail_has_gone() -> None:
 
 def test_each_builtin_is_a_policy_plugin_of_its_own() -> None:
     made = manager()
-    assert set(made.policies()) == set(BUILTIN)
+    assert set(made.policies()) == {*BUILTIN, *FOR_STATES}
     owners = {item["name"]: item["plugin"] for item in made.describe()["policies"]}
-    assert owners == {name: name for name in BUILTIN}
+    assert owners == {name: name for name in (*BUILTIN, *FOR_STATES)}
     for name, spec in made.policies().items():
         assert spec.settings() is not None, name  # made without arguments
         assert spec.summary.endswith(".")

@@ -1,4 +1,4 @@
-"""costcache for hybrid models that keep KV slots and state checkpoints (unfinished)."""
+"""costcache for hybrid models that keep KV slots and state checkpoints."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""Unfinished: it says so, claims nothing, and hybrids are served by the core all the same."""
+"""The plugin for hybrid models: what it claims, what a token and a state cost, and its policy."""
 
 from __future__ import annotations
-
-import re
-from importlib.metadata import metadata
 
 import pytest
 
 import costcache
-from costcache import RadixCache
+from costcache import NodeRecord, PluginError, PoolState, RadixCache, State
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.plugins import get_plugins
+from costcache.records import Clock
+from costcache.settings import PoolSettings, Settings
 from costcache_mamba_seglen import __version__, plugin
+from costcache_mamba_seglen.seglen import Seglen
 
 # KV bytes per token and bytes per state, in bf16 with fp32 recurrent states.
 HYBRIDS = {
@@ -24,23 +24,15 @@ HYBRIDS = {
 }
 
 
-def test_it_declares_itself_unfinished() -> None:
-    assert plugin.FINISHED is False
-    assert "unfinished" in (metadata("costcache-mamba-seglen")["Summary"] or "")
-    assert re.search(r"\bunfinished\b", plugin.__doc__ or "", re.IGNORECASE)
+def test_it_has_the_version_of_the_framework() -> None:
     assert __version__ == costcache.__version__
 
 
 @pytest.mark.parametrize("name", ModelSpec.presets())
-def test_it_claims_nothing(name: str) -> None:
-    assert plugin.match_model(ModelSpec.preset(name)) is None
-
-
-def test_it_is_listed_without_failures() -> None:
-    found = get_plugins().describe()
-    entry = next(entry for entry in found["plugins"] if entry["name"] == "mamba_seglen")
-    assert entry["hooks"] == ["match_model"]
-    assert found["failures"] == []
+def test_it_claims_models_with_states_and_no_others(name: str) -> None:
+    model = ModelSpec.preset(name)
+    assert (plugin.match_model(model) is not None) == model.has_states
+    assert (get_plugins().match(model).name == "mamba_seglen") == model.has_states
 
 
 def test_the_hybrids_are_all_the_presets_with_states() -> None:
@@ -48,13 +40,53 @@ def test_the_hybrids_are_all_the_presets_with_states() -> None:
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_generic_serves_hybrids_with_exact_bytes(name: str) -> None:
+def test_bytes_of_tokens_and_states_are_exact(name: str) -> None:
     model = ModelSpec.preset(name)
-    architecture = get_plugins().match(model)
-    assert (architecture.name, architecture.specificity) == ("generic", 0)
-    cost = architecture.cost(Deployment()).token
+    cost = get_plugins().match(model).cost(Deployment()).token
     assert (cost.kv_bytes, cost.state_bytes) == HYBRIDS[name]
     cache = RadixCache(model, 100)
     cache.insert(range(100))
     assert cache.match_prefix(range(60)).matched_len == 60
     assert cache.evict(7).freed == 7
+
+
+@pytest.mark.parametrize(("unit", "expected"), [("tokens", 64), ("states", 3), ("bytes", 3)])
+def test_only_tokens_go_by_pages(unit: str, expected: int) -> None:
+    model = ModelSpec.preset("qwen3-next")
+    pool = PoolState("kv", unit, 1000, 0, 1000, 0, 64)
+    assert plugin.adjust_eviction_count(model, pool, 3, PoolSettings(headroom=0.0)) == expected
+    assert plugin.free_target(model, pool, PoolSettings(headroom=0.25)) == 0.25
+
+
+def chain(*ends: int) -> list[NodeRecord]:
+    """Records of one path, each with a state; made one access after the other."""
+    clock = Clock()
+    parent, records, start = NodeRecord(0, None, 0, 0), [], 0
+    for serial, end in enumerate(ends, 1):
+        clock.accesses += 1
+        record = NodeRecord(serial, parent, end - start, start)
+        record.state = State(serial, clock)
+        record.recency = clock.accesses
+        record.live_children = 0 if serial == len(ends) else 1
+        records.append(record)
+        parent, start = record, end
+    return records
+
+
+@pytest.mark.parametrize(("weight", "first"), [(0.0, 1), (1.0, 3)])
+def test_seglen_goes_by_recency_or_by_what_would_be_recomputed(weight: float, first: int) -> None:
+    records = chain(100, 300, 310)  # 100, 200 and 10 tokens to recompute
+    order = Seglen(weight, 1)
+    for record in records:
+        order.insert(record)
+    order._requests = 1  # scores are due
+    victim = order.next_victim("state")
+    assert victim is not None
+    assert victim.record.serial == first
+
+
+def test_seglen_says_why_it_does_not_serve_a_model_without_states() -> None:
+    with pytest.raises(PluginError, match=r"'seglen' does not serve model 'llama-3-8b': .* has none"):
+        get_plugins().check_settings(
+            Settings(policy="seglen"), get_plugins().match(ModelSpec.preset("llama-3-8b"))
+        )

@@ -71,7 +71,7 @@ def test_a_hybrid_of_latents_and_states_is_declined() -> None:
     model = ModelSpec.preset("kimi-linear")
     assert (model.is_latent, model.has_states) == (True, True)
     assert plugin.match_model(model) is None
-    assert get_plugins().match(model).name == "generic"
+    assert get_plugins().match(model).name == "mamba_seglen"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""A bound for models with states: what a policy that knows the future finds, step by greedy step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from costcache.policies.states import StateOrder
+
+if TYPE_CHECKING:
+    from costcache.records import NodeRecord
+    from costcache.sim.paths import PagePaths
+
+__all__ = ["Clairvoyant"]
+
+
+class Clairvoyant(StateOrder):
+    """The fewest tokens saved per byte and time to the next use go first, with the next use known.
+
+    With states the cache is no longer one of equal pages, and no rule is known to be the optimum: this one is
+    greedy, another order may find more, and it bounds those that do not know the future only in practice.
+
+    Attributes:
+        request: The request at work, from 0; the replay sets it.
+    """
+
+    period = 4
+
+    def __init__(self, paths: PagePaths, page_size: int, kv_bytes: int, state_bytes: int) -> None:
+        super().__init__()
+        self.request = 0
+        self._page_size, self._kv_bytes, self._state_bytes = page_size, kv_bytes, state_bytes
+        self._offsets = paths.offsets.tolist()
+        self._never = len(self._offsets)
+        order = np.argsort(paths.paths, kind="stable")
+        same = paths.paths[order[1:]] == paths.paths[order[:-1]]
+        owner = np.repeat(np.arange(len(self._offsets) - 1), np.diff(paths.offsets))
+        following = np.full(paths.paths.size, -1, np.int64)
+        following[order[:-1][same]] = owner[order[1:][same]]
+        self._following = following
+        self._next: dict[int, int] = {}
+
+    def insert(self, record: NodeRecord) -> None:
+        """See the base class."""
+        self._look(record)
+        super().insert(record)
+
+    def touch(self, record: NodeRecord) -> None:
+        """See the base class."""
+        self._look(record)
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:  # noqa: ARG002  # stays as it is
+        """See the base class."""
+        self._look(prefix)
+
+    def remove(self, record: NodeRecord) -> None:
+        """See the base class."""
+        self._next.pop(record.serial, None)
+        super().remove(record)
+
+    def _look(self, record: NodeRecord) -> None:
+        at = self._offsets[self.request] + record.end // self._page_size - 1
+        self._next[record.serial] = int(self._following[at])
+
+    def score(self, record: NodeRecord) -> float:
+        """See the base class."""
+        following = self._next[record.serial]
+        if following < 0:
+            return 0.0
+        held = self._state_bytes + (0 if record.live_children else record.tokens * self._kv_bytes)
+        return record.replay / (held * max(1, following - self.request))

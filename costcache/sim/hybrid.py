@@ -1,0 +1,102 @@
+"""Replay of a trace for a model with states.
+
+A request can go on only from a state. States are kept where SGLang keeps them: at the end of a prompt, and
+where the KV of a prompt was found to reach further than its last state (a branch seen before).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from costcache.records import RequestRecord
+from costcache.sim.future import Clairvoyant
+from costcache.sim.replay import no_collector, outcome_of
+from costcache.sim.requests import RequestInfos
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from costcache.radix.hybrid import HybridStore
+    from costcache.sim.results import Outcome
+    from costcache.sim.trace import PageKeys, Trace
+
+__all__ = ["replay_states"]
+
+_PER_REPORT = 512
+
+
+def replay_states(
+    trace: Trace, keys: PageKeys, store: HybridStore, *, progress: Callable[[int], None] | None = None
+) -> Outcome:
+    """Replay a trace once, through an empty store.
+
+    Args:
+        trace: The requests, in order of time.
+        keys: Their pages, at the store's page size.
+        store: The tree and its policy.
+        progress: Called now and then with the number of requests done since the last call.
+    """
+    tree, clock = store.tree, store.tree.clock
+    page_size, page_bytes = tree.page_size, tree.page_bytes
+    now = time.perf_counter
+    times, whole = trace.timestamps.tolist(), keys.tokens.tolist()
+    info = RequestInfos(trace).of
+    future = store.guard.order if isinstance(store.guard.order, Clairvoyant) else None
+    matched: list[int] = []
+    done, deciding, slot = 0, 0.0, 0
+    with no_collector():
+        started = now()
+        for i, view in enumerate(keys):
+            key = bytes(view)
+            if future is not None:
+                future.request = i
+            clock.advance(times[i])
+            request = RequestRecord(clock.begin(), clock.now)
+            node = tree.match(tree.root(()), key, request)
+            usable = tree.usable(node)
+            found = request.matched = usable.depth + usable.tokens
+            reached = node.depth + node.tokens
+            matched.append(found)
+            if found:
+                tree.consume(usable)
+            end = whole[i]
+            added = end - reached
+            branch = 0 < reached < end and node.state is None
+            wanted = branch + (end > 0 and (added > 0 or node.state is None))
+            if wanted:
+                kept = (usable, node) if reached else ()
+                before = now()
+                added, states = store.make_room(kept, added, wanted)
+                deciding += now() - before
+                store.oversized += reached + added < end
+                if branch and states:
+                    states -= 1
+                    slot += 1
+                    tree.attach(node, slot)
+                if states and (added or reached == end):
+                    if added:
+                        start = reached // page_size * page_bytes
+                        stop = start + added // page_size * page_bytes
+                        node = tree.append(node, key[start:stop], None, request)
+                    slot += 1
+                    tree.attach(node, slot)
+            tree.freed_states.clear()
+            finish = store.guard.finish
+            if finish is not None:
+                finish(request, info(i, found))
+            if progress is not None and i - done >= _PER_REPORT:
+                progress(i - done)
+                done = i
+        seconds = now() - started
+    if progress is not None:
+        progress(len(matched) - done)
+    shortfall, evicted = store.evicted_tokens()
+    return replace(
+        outcome_of(store, matched, seconds, deciding),
+        shortfall=shortfall,
+        evicted=evicted,
+        evictions=sum(pipeline.counters.evictions for pipeline in store.pipelines.values()),
+        trimmed=None,
+    )
