@@ -43,7 +43,17 @@ CONSTANTS = {
 }
 # What public calls take and give back, beside the names of `costcache` itself.
 RELATED = {
-    "costcache.radix": ("Match", "Inserted", "CacheStats", "Node", "Stored", "Removed", "Cleared"),
+    "costcache.radix": (
+        "Match",
+        "Inserted",
+        "CacheStats",
+        "Node",
+        "Stored",
+        "Removed",
+        "Cleared",
+        "StateCache",
+        "StateMatch",
+    ),
     "costcache.eviction": ("Eviction", "Freed", "EvictionCounters"),
     "costcache.records": ("Clock", "RequestRecord"),
     "costcache.settings": ("PoolSettings",),

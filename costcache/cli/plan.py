@@ -15,11 +15,14 @@ from costcache.cli.options import (
     model_option,
     say,
 )
+from costcache.cli.progress import Task, progress_display
+from costcache.cli.reading import read, trace_options
 from costcache.cli.workload import read_assignment
 from costcache.errors import SettingsError
 
 if TYPE_CHECKING:
     from costcache.planning import Plan
+    from costcache.sim.ratio import RatioFit
 
 __all__ = ["plan"]
 
@@ -49,6 +52,19 @@ __all__ = ["plan"]
     metavar="architecture.FIELD=VALUE",
     help="A setting of the model's plugin, such as architecture.floor=0.05; repeat for more.",
 )
+@click.option(
+    "--trace",
+    "trace_path",
+    metavar="FILE",
+    help="Hybrid models: replay this trace, for the --mamba-full-memory-ratio that fits it.",
+)
+@click.option(
+    "--policy",
+    default="lru",
+    show_default=True,
+    help="With --trace: the eviction policy of the server.",
+)
+@trace_options
 @deployment_options
 @json_option
 def plan(
@@ -58,10 +74,21 @@ def plan(
     page_size: int,
     headroom: float,
     assignments: tuple[str, ...],
+    trace_path: str | None,
+    policy: str,
+    tokenizer: str | None,
+    retime: str | None,
+    gaps: str,
+    seed: int,
+    arrivals: str | None,
+    block_size: int | None,
     as_json: bool,
     **deployment: Any,
 ) -> None:
-    """Say how many tokens a memory budget can cache, and show the arithmetic."""
+    """Say how many tokens a memory budget can cache, and show the arithmetic.
+
+    With a trace, also how a hybrid model's memory is best divided between states and KV.
+    """
     from costcache.model import ModelSpec
     from costcache.planning import plan as analyse
     from costcache.plugins import get_plugins
@@ -75,17 +102,38 @@ def plan(
         if where != "architecture" or not field:
             raise SettingsError(f"--set {text!r} is not architecture.FIELD=VALUE")
         own[field] = value
+    model, served = ModelSpec.resolve(model_name), deployment_of(page_size=page_size, **deployment)
     result = analyse(
-        get_plugins().match(ModelSpec.resolve(model_name)),
-        deployment_of(page_size=page_size, **deployment),
+        get_plugins().match(model),
+        served,
         read_settings(Settings, {"headroom": headroom, "architecture": own}),
         memory=parse_bytes(memory, "--memory"),
         weights=parse_bytes(weights, "--weights"),
     )
+    fit = None
+    if trace_path is not None:
+        from costcache.sim.ratio import RATIOS, fit_ratio
+
+        if not model.has_states:
+            raise SettingsError(f"--trace is for hybrid models, and {model.name!r} keeps no states")
+        reading = {
+            "tokenizer": tokenizer,
+            "retime": retime,
+            "gaps": gaps,
+            "seed": seed,
+            "arrivals": arrivals,
+            "block_size": block_size,
+        }
+        trace, _ = read(trace_path, reading)
+        with progress_display() as bar:
+            task = Task(bar, "replaying", len(trace) * (len(RATIOS) + 1))
+            fit = fit_ratio(trace, model, served, result.budget, policy=policy, progress=task.by)
     if as_json:
-        echo_json(result.as_dict())
+        echo_json(result.as_dict() | ({} if fit is None else {"ratios": fit.as_dict()}))
     else:
         _print(result)
+        if fit is not None:
+            _print_fit(fit)
 
 
 def _print(result: Plan) -> None:
@@ -129,6 +177,21 @@ def _print(result: Plan) -> None:
     line("free target: what an eviction leaves free beyond its shortfall; free space caches nothing")
     for target in result.free_targets:
         line(f"  {target.label:<36} {target.share:7.2%}  {target.tokens:>12,} tokens")
+
+
+def _print_fit(fit: RatioFit) -> None:
+    out = console()
+    say(out, "")
+    say(
+        out,
+        f"--mamba-full-memory-ratio: {fit.requests:,} requests replayed under {fit.policy!r}, states at "
+        f"multiples of {fit.page_size} tokens",
+    )
+    say(out, f"  {'ratio':>9} {'states':>9} {'tokens':>12}  tokens found")
+    for run in fit.runs:
+        best = "  <- best" if run is fit.best else ""
+        say(out, f"  {run.ratio:>9g} {run.states:>9,} {run.tokens:>12,} {run.token_hit_rate:>13.2%}{best}")
+    say(out, f"  {'one pool':>9} {'':>9} {'':>12} {fit.shared.token_hit_rate:>13.2%}")
 
 
 def _gib(size: int) -> str:

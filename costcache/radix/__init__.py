@@ -5,6 +5,7 @@ from __future__ import annotations
 from costcache.radix.cache import CacheStats, Inserted, Match, RadixCache
 from costcache.radix.events import Cleared, Event, Removed, Stored
 from costcache.radix.node import Node
+from costcache.radix.statecache import StateCache, StateMatch
 
 __all__ = [
     "CacheStats",
@@ -15,5 +16,7 @@ __all__ = [
     "Node",
     "RadixCache",
     "Removed",
+    "StateCache",
+    "StateMatch",
     "Stored",
 ]

@@ -192,15 +192,19 @@ class RadixCache:
                 f"page_size is {page_size} but deployment.page_size is {deployment.page_size}: give the same"
             )
         spec = ModelSpec.resolve(model) if isinstance(model, str) else model
-        self.model = spec
-        self._store = PrefixStore(
+        store = PrefixStore(
             spec,
             pool_size,
             read_settings(Settings, {"policy": policy, **settings}),
             deployment,
             plugins=plugins,
         )
-        self._tree = self._store.tree
+        self._begin(spec, store, pool_size, page_size)
+
+    def _begin(self, model: ModelSpec, store: PrefixStore, pool_size: int, page_size: int) -> None:
+        self.model = model
+        self._store = store
+        self._tree = store.tree
         self._pool = SlotPool(pool_size, page_size)
         self._page_size = page_size
         self._requests: dict[Hashable, RequestRecord] = {}

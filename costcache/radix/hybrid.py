@@ -144,6 +144,10 @@ class HybridStore(PrefixStore):
         held = self.held * self._kv_bytes + self.held_states * self.state_bytes
         return PoolState(pool, "bytes", self.memory, self._free_bytes, evictable, held, page)
 
+    def fit(self, node: Node, tokens: int, *, watermark: bool = True) -> int:  # noqa: ARG002  # always
+        """Make room under ``node`` for ``tokens`` more tokens, and say how many of them fit."""
+        return self.make_room((node,), tokens, 0)[0]
+
     def make_room(self, nodes: tuple[Node, ...], tokens: int, states: int) -> tuple[int, int]:
         """Make room for more tokens and states.
 

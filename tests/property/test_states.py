@@ -220,7 +220,7 @@ def test_a_tombstone_keeps_what_is_behind_it_and_a_leaf_takes_its_kv_along() -> 
 def test_only_orders_that_can_know_states_serve_hybrids() -> None:
     with pytest.raises(PluginError, match="knows no states"):
         store("lhd", 64 * PAGE, 8, joint=True)
-    assert isinstance(make_state_order("marconi", made := Marconi(_cost(), 1.0, 50)), Marconi)
+    assert isinstance(make_state_order("marconi", made := Marconi(_cost(), 10**9, 1.0, 50)), Marconi)
     assert make_state_order("marconi", made) is made
     with pytest.raises(SettingsError, match=r"memory is 1000 bytes: a page of 1024 tokens takes"):
         HybridStore(MODEL, 1000, Settings(), Deployment(page_size=PAGE), page_bytes=8)

@@ -1,0 +1,153 @@
+"""How to divide memory between states and KV, where a server gives each a fixed pool.
+
+SGLang's ``--mamba-full-memory-ratio`` r gives states r times the bytes of KV. Which ratio fits depends on the
+workload: many short conversations want states, few long ones want KV. A replay at several ratios tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from costcache.errors import SettingsError
+from costcache.radix.hybrid import HybridStore
+from costcache.settings import Settings
+from costcache.sim.hybrid import replay_states
+
+if TYPE_CHECKING:
+    from costcache.deployment import Deployment
+    from costcache.model import ModelSpec
+    from costcache.plugins import PluginManager
+    from costcache.sim.trace import Trace
+
+__all__ = ["CHUNK", "DEFAULT_RATIO", "RATIOS", "RatioFit", "RatioRun", "fit_ratio"]
+
+CHUNK = 64
+"""States are kept at multiples of so many tokens: the chunk of the kernels of linear attention."""
+DEFAULT_RATIO = 0.9
+"""SGLang's own ``--mamba-full-memory-ratio``."""
+RATIOS = (0.05, 0.1, 0.2, 0.4, DEFAULT_RATIO, 1.8, 3.6, 7.2)
+"""Ratios that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatioRun:
+    """What one ratio gives.
+
+    Attributes:
+        ratio: Bytes of states over bytes of KV; None for one pool of bytes that both share.
+        states: States that the memory holds; with one pool, if it held nothing else.
+        tokens: Tokens that it holds, likewise.
+        token_hit_rate: Share of the prompt tokens that need no prefill.
+    """
+
+    ratio: float | None
+    states: int
+    tokens: int
+    token_hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class RatioFit:
+    """What each ratio gives.
+
+    Attributes:
+        memory: Bytes for states and KV, on one rank.
+        page_size: Tokens per page of the replay.
+        policy: Policy in force.
+        requests: Requests of the trace.
+        runs: One for each ratio, in ascending order.
+        shared: One pool of bytes.
+    """
+
+    memory: int
+    page_size: int
+    policy: str
+    requests: int
+    runs: tuple[RatioRun, ...]
+    shared: RatioRun
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, with the best ratio."""
+        return asdict(self) | {"best": self.best.ratio}
+
+    @property
+    def best(self) -> RatioRun:
+        """The run with the highest hit rate; of equal ones that nearest to SGLang's default."""
+        return max(
+            self.runs, key=lambda run: (run.token_hit_rate, -abs(math.log((run.ratio or 1) / DEFAULT_RATIO)))
+        )
+
+
+def fit_ratio(
+    trace: Trace,
+    model: ModelSpec,
+    deployment: Deployment,
+    memory: int,
+    *,
+    policy: str = "lru",
+    ratios: Sequence[float] = RATIOS,
+    plugins: PluginManager | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> RatioFit:
+    """Replay a trace at several ratios of state memory to KV memory.
+
+    Prompts only, one request at a time; states at the ends of prompts and at branches seen before, in pages
+    of the deployment's size made up to multiples of :data:`CHUNK`.
+
+    Args:
+        trace: The requests, in order of time.
+        model: A model with states.
+        deployment: Page size, parallelism and KV dtype.
+        memory: Bytes for states and KV, on one rank.
+        policy: Eviction policy; what the server uses.
+        ratios: Ratios to try. Those that leave no room for a state or a page are left out.
+        plugins: Where to look for plugins; the process's own by default.
+        progress: Called now and then with the number of requests done since the last call.
+
+    Raises:
+        SettingsError: The model has no states, a ratio is not above 0, or the memory holds no state and
+            page at any ratio.
+        PluginError: No such policy, or it cannot serve the model.
+    """
+    if not model.has_states:
+        raise SettingsError(
+            f"model {model.name!r} keeps no states: there is no --mamba-full-memory-ratio to choose"
+        )
+    for ratio in ratios:
+        if not 0 < ratio < math.inf:
+            raise SettingsError(f"ratio is {ratio}: give bytes of states over bytes of KV, above 0")
+    page = math.lcm(deployment.page_size, CHUNK)
+    served = deployment.model_copy(update={"page_size": page})
+    keys = trace.page_keys(page)
+    total = int(trace.input_tokens.sum())
+    in_force = policy
+
+    def run(ratio: float | None) -> RatioRun:
+        nonlocal in_force
+        store = HybridStore(
+            model,
+            memory,
+            Settings(policy=policy),
+            served,
+            state_share=None if ratio is None else ratio / (1 + ratio),
+            page_bytes=keys.bytes_per_page,
+            plugins=plugins,
+        )
+        found = int(replay_states(trace, keys, store, progress=progress).matched.sum())
+        in_force = store.guard.name
+        states = memory // store.state_bytes if store.state_capacity is None else store.state_capacity
+        return RatioRun(ratio, states, store.capacity, found / total if total else 0.0)
+
+    shared = run(None)
+    runs = []
+    for ratio in sorted(ratios):
+        try:
+            runs.append(run(ratio))
+        except SettingsError:
+            continue  # no room for one state, or for one page
+    if not runs:
+        raise SettingsError(f"memory is {memory:,} bytes: no ratio leaves room for a state and a page")
+    return RatioFit(memory, page, in_force, len(trace), tuple(runs), shared)
