@@ -11,7 +11,7 @@ from costcache.errors import SettingsError
 
 __all__ = ["DEFAULT_POLICY", "PoolSettings", "Settings", "read_settings"]
 
-DEFAULT_POLICY = "lru"
+DEFAULT_POLICY = "hazard"
 """What the policy name ``costcache`` means where the matched plugin prefers nothing."""
 
 M = TypeVar("M", bound=BaseModel)

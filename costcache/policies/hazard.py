@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,10 +21,13 @@ from costcache.policies.survival import BINS, FIRST, LifeTable, age_bin, edges, 
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from costcache.cost import CostModel
     from costcache.records import PoolState
 
-__all__ = ["Hazard", "HazardSettings"]
+__all__ = ["Curve", "Hazard", "HazardSettings"]
 
 _DEPTHS = 12
 """Steps of √2 by which a token's recompute cost may exceed the first one's."""
@@ -61,6 +64,24 @@ class HazardSettings(BaseModel):
     memory: float = Field(
         1.0, gt=0.0, le=1.0, description="Share of what was learned that an estimate leaves to the next one."
     )
+
+
+class Curve(NamedTuple):
+    """What is known of one class.
+
+    Attributes:
+        name: The class in words.
+        tokens: Tokens of its intervals that have ended: used again, or lost from sight.
+        reused: Of these, the tokens that were used again.
+        shares: Share used in each bin of age of what was not used before; empty before the first estimate.
+        worth: Expected uses per unit of time, by bin of age; what is lowest goes first.
+    """
+
+    name: str
+    tokens: float
+    reused: float
+    shares: list[float]
+    worth: list[float]
 
 
 class Hazard(VictimOrder):
@@ -116,6 +137,7 @@ class Hazard(VictimOrder):
         self._depths = len(self._steps) + 1
         # Until something is known: as LRU.
         self._worth = [[1.0 / (at + 1) for at in range(BINS + 1)]]
+        self._shares: NDArray[np.float64] | None = None
         self._marked: list[Place] = []
         self._wanted: dict[Place, None] = {}
         self._named: Place | None = None
@@ -329,6 +351,24 @@ class Hazard(VictimOrder):
         run.risk += tokens
         self._table.interval(tokens)
 
+    def curves(self) -> list[Curve]:
+        """What has been learned, class by class, as of the last estimate."""
+        table, shares = self._table, self._shares
+        known = 0 if shares is None else len(shares)
+        found = []
+        for number in range(len(table)):
+            row = slice(number * BINS, (number + 1) * BINS)
+            reused = sum(table.used[row])
+            own = [] if shares is None or number >= known else shares[number].tolist()
+            worth = self._worth[number] if number < len(self._worth) else []
+            label = self._classes.label(number)
+            found.append(Curve(label, reused + sum(table.lost[row]), reused, own, worth))
+        return found
+
+    def against_lru(self) -> tuple[int, int, int]:
+        """Tokens found that LRU would not have found, the reverse, and how often LRU stepped in."""
+        return self._shadow.gained, self._shadow.lost, self._shadow.falls
+
     def _mark(self, place: Place) -> None:
         if not place.marked:
             place.marked = True
@@ -416,7 +456,8 @@ class Hazard(VictimOrder):
             age = now - np.array([(run.first + run.last) / 2 for run in runs])
             at = np.clip(np.searchsorted(edges(), age, side="right") - 1, 0, BINS - 1)
             np.add.at(living, (group, at), np.array([float(run.risk) for run in runs]))
-        worth = index(self._table.shares(living, now - self._began), edges())
+        self._shares = self._table.shares(living, now - self._began)
+        worth = index(self._shares, edges())
         self._worth = np.concatenate((worth, worth[:, -1:]), axis=1).tolist()
         self._rank()
 
@@ -460,9 +501,10 @@ def depth_steps(cost: CostModel) -> list[int]:
 
 
 def _make(cost: CostModel, pools: tuple[PoolState, ...], settings: HazardSettings) -> VictimOrder:
-    if len(pools) > 1 or pools[0].unit == "bytes":
+    if len(pools) > 1 or (pools and pools[0].unit == "bytes"):
         return HazardStates(cost.token.kv_bytes, cost.token.state_bytes)
-    return Hazard(pools[0].capacity, settings, cost)
+    # A host that only asks whether it could be made names no pool.
+    return Hazard(pools[0].capacity if pools else 0, settings, cost)
 
 
 @hookimpl

@@ -126,7 +126,7 @@ def test_a_pool_that_differs_from_the_cost_model_is_warned_of(
 def test_costcache_is_what_the_plugin_prefers(tmp_path: Path) -> None:
     cache = registry.create_tree_cache(context(Shape("mla"), tmp_path))
     assert cache.plan.settings.policy == "costcache"
-    assert cache.pools.kv.guard.name == "lru"
+    assert cache.pools.kv.guard.name == "hazard"
 
 
 def test_other_policies_stay_stocks(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_other_policies_stay_stocks(tmp_path: Path) -> None:
         ("tlru", {"threshold": 4096, "next_prompt_estimate": 512, "headroom": 0.1}, "tlru"),
         ("lfu", None, "lfu"),
         ("costcache:mru", None, "mru"),
-        ("lru", None, "lru"),  # the plugin's choice: see the next test
+        ("lru", None, "hazard"),  # the plugin's choice: see the next test
     ],
 )
 def test_the_backend_means_our_orders(name: str, config: Any, policy: str, tmp_path: Path) -> None:

@@ -335,3 +335,19 @@ def test_ages_count_from_the_end_of_the_request() -> None:
     used = order_of(cache)._table.used
     assert sum(used) == 10
     assert sum(used[at] for at in range(age_bin(10.0), len(used), BINS)) == 10
+
+
+def test_tells_what_it_has_learned() -> None:
+    cache = new(300, refresh=5)
+    for n, prompt in enumerate(stream(4, 400)):
+        cache.clock.advance(float(n))
+        ask(cache, prompt, output=n % 300)
+    curves = order_of(cache).curves()
+    assert len({curve.name for curve in curves}) == len(curves) > 5
+    assert all(0 <= curve.reused <= curve.tokens for curve in curves)
+    learned = [curve for curve in curves if curve.shares]
+    assert all(len(curve.shares) == BINS and len(curve.worth) == BINS + 1 for curve in learned)
+    assert sum(curve.reused for curve in curves) > 0
+    gained, lost, falls = order_of(cache).against_lru()
+    assert gained + lost > 0
+    assert falls >= 0
