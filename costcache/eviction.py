@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from costcache.guard import OrderGuard
-from costcache.records import PoolState, Victim
+from costcache.records import Action, PoolState, Victim
 
 __all__ = [
     "LOCKED",
@@ -230,7 +230,7 @@ class EvictionPipeline:
             got = take(victim, goal - freed)
             if got > 0:
                 freed += got
-                trimmed = record.parent is not None
+                trimmed = record.parent is not None and victim.action is Action.DELETE
                 victims.append((record.serial, end - got, got, trimmed, uses, recency))
             elif got == NOT_A_LEAF:
                 guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")

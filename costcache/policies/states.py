@@ -124,19 +124,15 @@ class StateOrder(VictimOrder):
                 heapq.heappop(heap)
             elif record is self._named:
                 heapq.heappop(heap)  # it could not go: defer brings it back
-            elif record.live_children:
-                if leaves_only:
-                    heapq.heappop(heap)  # comes back as a leaf
-                elif record.state.locks:
-                    self._parked.append(heapq.heappop(heap)[2])
-                elif self._is_low(heap, record, score):
-                    self._named = record
-                    return Victim(record, Action.TOMBSTONE)
-            elif record.locks:
+            elif leaves_only and record.live_children:
+                heapq.heappop(heap)  # comes back as a leaf
+            elif record.state.locks if record.live_children or pool == "state" else record.locks:
                 self._parked.append(heapq.heappop(heap)[2])
             elif self._is_low(heap, record, score):
                 self._named = record
-                return Victim(record)
+                # KV that somebody uses stays, with children or without, and its state can go alone.
+                alone = record.live_children or record.locks
+                return Victim(record, Action.TOMBSTONE if alone else Action.DELETE)
         self._named = None
         return None
 
@@ -193,7 +189,7 @@ class StateOrder(VictimOrder):
             state = record.state
             if state is None or record.data is None:
                 continue
-            if state.locks if record.live_children else record.locks:
+            if state.locks:
                 self._parked.append(record)
             else:
                 self._enlist(record)

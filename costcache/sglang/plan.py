@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from costcache.errors import SettingsError
 from costcache.plugins import Architecture, PluginManager, get_plugins
 from costcache.policies.states import StateOrder
 from costcache.records import PoolState
@@ -74,6 +73,11 @@ class Plan:
         return plan
 
     @property
+    def knows_states(self) -> bool:
+        """Whether one order of the chosen policy serves KV and states together."""
+        return isinstance(self.sample_order(), StateOrder)
+
+    @property
     def page_size(self) -> int:
         """Tokens per page."""
         return self.cost.deployment.page_size
@@ -92,16 +96,13 @@ class Plan:
         """An order of the chosen policy before there are pools, to see what it is.
 
         Raises:
-            PluginError: It cannot be made.
-            SettingsError: It orders states and KV together, and every pool of SGLang has its own order here.
+            PluginError: It cannot be made, or does not serve the model.
         """
-        name, order = self.make_order((PoolState("kv", "tokens", 1 << 20, 1 << 20, 0, 0, self.page_size),))
-        if isinstance(order, StateOrder):
-            raise SettingsError(
-                f"policy {name!r} orders states and KV in one, and inside SGLang each pool has an order of "
-                "its own so far: take one that orders either (costcache, lru, hazard, ...)"
-            )
-        return order
+        units = {"kv": "tokens", "state": "states"} if self.cost.token.state_bytes else {"kv": "tokens"}
+        pools = [
+            PoolState(pool, unit, 1 << 20, 1 << 20, 0, 0, self.page_size) for pool, unit in units.items()
+        ]
+        return self.make_order(tuple(pools))[1]
 
     def make_order(self, pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
         """A new order of the chosen policy, and the policy's name."""

@@ -3,7 +3,8 @@
 SGLang keeps one pool for full-attention KV and, for some models, one for sliding-window KV and one
 for states. Each has an order of its own and records of its own. In the pool ``kv`` (and in a tree
 core's own terms) records form a tree; in the others they are flat: a node that holds a value is a
-candidate whatever hangs below it, so its record is a leaf whose parent is the pool's root.
+candidate whatever hangs below it, so its record is a leaf whose parent is the pool's root. Where the policy
+knows states, one order serves ``kv`` and ``state`` together; see :mod:`costcache.sglang.states`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from costcache.eviction import EvictionCounters, EvictionHost, EvictionPipeline
 from costcache.guard import OrderGuard
+from costcache.policies.lru import LRU
+from costcache.policies.states import StateOrder, state_lru
 from costcache.records import Clock, NodeRecord, PoolState, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
@@ -116,7 +119,9 @@ class PoolEvents:
         self.live: dict[int, PoolRecord] = {}
         self.request: RequestRecord | None = None
         self.root = PoolRecord(0, None, 0, 0, None)
-        self.guard = OrderGuard(*self._make_order(), self.records)
+        name, order = self._make_order()
+        fallback = state_lru if isinstance(order, StateOrder) else LRU
+        self.guard = OrderGuard(name, order, self.records, fallback)
 
     def reset(self) -> None:
         """Forget all records and start the policy afresh."""
@@ -183,7 +188,7 @@ class PoolEvents:
         else:
             record.inherit(history)
             record.priority = max(priority, history.priority)
-        if request is not None:
+        if request is not None and self.name != "host":
             _reached(request, record)
         heard = self.guard.insert
         if heard is not None:
@@ -284,7 +289,7 @@ class PoolEvents:
                 continue
             if touch is not None:
                 touch(record)
-        if record is not None:
+        if record is not None and self.name != "host":
             _reached(request, record)
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
@@ -304,7 +309,7 @@ class Pools:
         plan: What was decided for this cache.
     """
 
-    __slots__ = ("_hosts", "by_name", "clock", "kv", "plan")
+    __slots__ = ("_hosts", "_names", "by_name", "clock", "kv", "plan")
 
     def __init__(self, plan: Plan, hosts: Callable[[str], EvictionHost], names: Iterable[str]) -> None:
         """Make the pools.
@@ -317,6 +322,7 @@ class Pools:
         self.plan = plan
         self.clock = Clock()
         self._hosts = hosts
+        self._names = names = tuple(names)
         self.by_name: dict[str, PoolEvents] = {}
         for name in names:
             self.add(name)
@@ -328,16 +334,28 @@ class Pools:
         The host tier keeps no headroom: nothing allocates from it without asking for room first.
         """
         plan, host, tier = self.plan, self._hosts(name), name == "host"
-        pool = self.by_name[name] = PoolEvents(
-            name,
-            self.clock,
-            host,
-            lambda: plan.make_order((host.pool_state(name),)),
-            _nothing if tier else plan.free_target,
-            _unchanged if tier else plan.adjust,
-            plugin=plan.architecture.name,
-            unit_bytes=plan.bytes_of(name),
-        )
+        free_target, adjust = (_nothing, _unchanged) if tier else (plan.free_target, plan.adjust)
+        plugin = plan.architecture.name
+        kv = self.by_name.get("kv")
+        # An order of KV may be one of states as well; it is told of both pools.
+        ordered = [name, "state"] if name == "kv" and "state" in self._names else [name]
+        pool: PoolEvents
+        if name == "state" and kv is not None and isinstance(kv.guard.order, StateOrder):
+            from costcache.sglang.states import StatePool  # built on this module
+
+            pool = StatePool(kv, host, free_target, adjust, plugin=plugin)
+        else:
+            pool = PoolEvents(
+                name,
+                self.clock,
+                host,
+                lambda: plan.make_order(tuple(self._hosts(pool).pool_state(pool) for pool in ordered)),
+                free_target,
+                adjust,
+                plugin=plugin,
+                unit_bytes=plan.bytes_of(name),
+            )
+        self.by_name[name] = pool
         return pool
 
     def reset(self) -> None:
@@ -375,7 +393,10 @@ class Pools:
     def finish(self, request: dict[str, RequestRecord], info: RequestInfo) -> None:
         """A request ended."""
         for name, pool in self.by_name.items():
-            pool.finish(request[_SHARED.get(name, name)], info)
+            if name in request:
+                pool.finish(request[name], info)
+            else:
+                pool.finish(_elsewhere(request[_SHARED[name]]), info)
 
 
 def _reached(request: RequestRecord, record: PoolRecord) -> None:
@@ -383,6 +404,13 @@ def _reached(request: RequestRecord, record: PoolRecord) -> None:
     end = request.end
     if end is None or end.parent is None or record.depth + record.tokens >= end.depth + end.tokens:
         request.end = record
+
+
+def _elsewhere(request: RequestRecord) -> RequestRecord:
+    """A request as another tier's order knows it: what it made has records of another order."""
+    seen = RequestRecord(request.number, request.began)
+    seen.matched = request.matched
+    return seen
 
 
 def _nothing(pool: PoolState) -> float:  # noqa: ARG001  # the signature of a free target

@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
 
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
 from costcache.sglang.pools import PoolEvents, PoolRecord, Pools
+from costcache.sglang.states import StateList, StatePool
 from costcache.sglang.walks import handed_on
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class CostNode(UnifiedTreeNode):
         kv: Record while the device holds its full-attention KV.
         host: Record while only the host holds it.
         swa: Record while the device holds its sliding-window KV.
-        state: Record while the device holds a state that ends with it.
+        state: Record while the device holds a state that ends with it, and states have an order of their own.
         page_size: Tokens per page.
         checksum: CRC-32 of the whole prefix through this node; None until somebody needs it.
     """
@@ -126,7 +127,11 @@ class CostTreeCore(UnifiedTreeCore):
             pool = self.pools.by_name.get(name)
             if pool is not None:
                 stock = self.lru_lists[component]
-                self.lru_lists[component] = _ValueList(self, pool, stock)
+                self.lru_lists[component] = (
+                    StateList(pool, stock, self.component_types)
+                    if isinstance(pool, StatePool)
+                    else _ValueList(self, pool, stock)
+                )
         if "host" in self.pools.by_name:
             self.evictable_host_leaves = _HostLeaves(self, self.pools.by_name["host"])
 
@@ -174,6 +179,9 @@ class CostTreeCore(UnifiedTreeCore):
             history=past,
             locks=int(node.component_data[FULL].lock_ref > 0),
         )
+        states = self.lru_lists.get(ComponentType.MAMBA)
+        if isinstance(states, StateList) and states.in_list(node):
+            states.arrived(node)
 
     def left_device(self, node: CostNode, *, to_host: bool) -> None:
         """The device holds the KV of a node no more; the host may still."""

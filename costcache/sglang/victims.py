@@ -30,6 +30,8 @@ def make_victims(cache: CostCache, name: str) -> KvVictims | ValueVictims | Host
         return KvVictims(cache)
     if name == "host":
         return HostVictims(cache)
+    if name == "state" and cache.plan.knows_states:
+        return StateVictims(cache, name, ComponentType.MAMBA)
     return ValueVictims(cache, name, {"swa": ComponentType.SWA, "state": ComponentType.MAMBA}[name])
 
 
@@ -175,7 +177,7 @@ class ValueVictims(_Device):
 
     def take(self, victim: Victim, needed: int) -> int:  # noqa: ARG002  # a value goes whole
         """Free the value of a node by one step of SGLang's own walk."""
-        cache, record, component, tracker = self._cache, victim.record, self.component, self.tracker
+        cache, record, component = self._cache, victim.record, self.component
         pool = cache.pools.by_name[self.name]
         if not isinstance(record, PoolRecord) or pool.live.get(record.serial) is not record:
             return NOT_A_LEAF
@@ -188,13 +190,18 @@ class ValueVictims(_Device):
             return NOT_NOW
         if self._sessions is not None and self._sessions.holds(min(data.session_ref, 1)):
             return NOT_NOW
+        return self._free_value(record)
+
+    def _free_value(self, record: PoolRecord) -> int:
+        """One step of SGLang's walk, about the node of a record."""
+        cache, component, tracker = self._cache, self.component, self.tracker
         core, before, node = cache.tree_core, tracker[component], record.node
         core.evict_device_start(component, EVERYTHING)
         try:
             progressed = True
             # A step that backs the value up to the host first may find the node changed, and asks for
             # another one.
-            while progressed and record.parent is not None:
+            while progressed and tracker[component] == before and record.parent is not None:
                 cache.components[component].name(node)
                 node_id, progressed = cache._evict_device_next_node(component, tracker)
                 if node_id is not None:
@@ -215,6 +222,23 @@ class ValueVictims(_Device):
             evictable,
             evictable + protected,
         )
+
+
+class StateVictims(ValueVictims):
+    """States whose records are those of their KV: one order names which goes, alone or with its leaf."""
+
+    def take(self, victim: Victim, needed: int) -> int:  # noqa: ARG002  # a state goes whole
+        """Free the state of a node by one step of SGLang's own walk, which takes a leaf along."""
+        record = victim.record
+        if not isinstance(record, PoolRecord) or record.node is None or record.state is None:
+            return NOT_A_LEAF
+        if record.state.locks:
+            return NOT_NOW
+        if self._sessions is not None and self._sessions.holds(
+            min(record.node.component_data[self.component].session_ref, 1)
+        ):
+            return NOT_NOW
+        return self._free_value(record)
 
 
 def _evict(pool: PoolEvents, shortfall: int) -> int:

@@ -35,6 +35,13 @@ def check_records(cache: Any) -> None:
         if name not in pools.by_name:
             continue
         held = [node for node in nodes if node.component_data[component].value is not None]
+        if pools.plan.knows_states:
+            assert {id(node) for node in held} == {id(r.node) for r in kv.records() if r.state is not None}
+            for node in held:
+                assert node.state is None
+                assert node.kv.state.locks == node.component_data[component].lock_ref
+                assert node.kv.state.uses >= 1
+            continue
         assert {id(getattr(node, name)) for node in held} == {id(r) for r in pools.by_name[name].records()}
         for node in held:
             record = getattr(node, name)

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from costcache.errors import PluginError, SettingsError
-from costcache.policies import BUILTIN, FOR_STATES
-from tests.sglang.pools import Kind, Shape, cost_cache
+from costcache.policies import BUILTIN
+from tests.sglang.pools import Shape, cost_cache
 from tests.sglang.serving import Server
 
 
@@ -30,12 +29,3 @@ def test_it_serves_under_pressure(policy: str, page_size: int) -> None:
     assert cache.pools.kv.fallbacks == 0
     assert cache.pools.kv.guard.name == policy
     server.drain()
-
-
-@pytest.mark.parametrize("policy", [*FOR_STATES, "seglen"])
-@pytest.mark.parametrize(("kind", "error"), [("mha", PluginError), ("mamba", SettingsError)])
-def test_orders_of_states_are_refused_at_the_start(policy: str, kind: Kind, error: type[Exception]) -> None:
-    why = "this model has none" if kind == "mha" else "each pool has an order of its own"
-    with pytest.raises(error, match=f"{policy}.*{why}") as refused:
-        cost_cache(Shape(kind), policy=policy)
-    assert "\n" not in str(refused.value)

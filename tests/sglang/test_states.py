@@ -1,0 +1,190 @@
+"""Policies that know states: one order for KV and states, on real SGLang classes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components import EvictLayer
+
+from costcache.errors import PluginError
+from tests.sglang import hicache
+from tests.sglang.fuzz import Fuzz
+from tests.sglang.mirror import check_records
+from tests.sglang.pools import Kind, Shape, cost_cache, make_plan
+from tests.sglang.serving import Server
+
+SESSIONS = {"enable_session_radix_cache": True}
+POLICIES = ("consumed-lru", "hazard", "marconi", "seglen")
+HYBRIDS: tuple[Kind, ...] = ("mamba", "mla_mamba")
+MAMBA = ComponentType.MAMBA
+
+MIXES: dict[str, Shape] = {
+    **{f"{kind}-{page}": Shape(kind, page) for kind in HYBRIDS for page in (1, 64)},
+    "sessions": Shape("mamba", params=SESSIONS),
+    **{
+        f"{write}-{page}": Shape("mamba", page, hicache=write)
+        for write in ("write_through", "write_through_selective", "write_back")
+        for page in (1, 64)
+    },
+}
+
+
+def states(server: Server) -> list[int]:
+    """Ends of the prefixes whose states the device holds."""
+    return sorted(r.end for r in server.cache.pools.kv.records() if r.state is not None)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("cap", [-1, 2])
+def test_random_operations(name: str, policy: str, cap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records, states and locks are what SGLang's tree has, whatever is done; no slot is lost."""
+    if MIXES[name].hicache:
+        hicache.patch(monkeypatch)
+    shape = Shape(**{**MIXES[name].__dict__, "tokens": 2048, "states": 20})
+    server = Server(cost_cache(shape, policy=policy), shape)
+    server.cache.components[MAMBA].mamba_max_states_per_path = cap
+    fuzz = Fuzz(server, list(MIXES).index(name) + 100 * cap, sessions=name == "sessions")
+    for _ in range(120):
+        fuzz.step()
+        check_records(server.cache)
+    fuzz.end()
+    check_records(server.cache)
+    pools = server.cache.pools
+    assert pools.kv.counters.evictions
+    assert pools.by_name["state"].counters.evictions
+    assert pools.kv.guard.name == policy
+    assert not states(server)
+
+
+def make(policy: str) -> Server:
+    shape = Shape("mamba", 64, tokens=8192, states=30)
+    return Server(cost_cache(shape, policy=policy), shape)
+
+
+def test_a_state_goes_alone() -> None:
+    """The state that nobody went on from for longest goes, and its KV still serves the one behind it."""
+    server = make("consumed-lru")
+    prompt = list(range(1000))
+    server.serve(prompt[:330])
+    server.serve(prompt[:650])  # goes on from 320, and leaves its own at 640
+    server.serve(range(5000, 5650))
+    assert server.serve(prompt[:650]) == 640
+    assert states(server) == [320, 640, 640]
+    free = server.free()
+    assert server.cache.evict(EvictParams(num_tokens=0, mamba_num=1)).mamba_num_evicted == 1
+    assert server.free() == {"kv": free["kv"], "state": free["state"] + 1}
+    assert server.match(prompt[:650]).device_prefix_len == 640, "the state behind the tombstone serves"
+    assert server.match(prompt[:330]).device_prefix_len == 0, "no match ends at a tombstone"
+    check_records(server.cache)
+    assert server.serve(prompt[:330]) == 0
+    assert states(server) == [320, 640, 640], "the place has a state again"
+    check_records(server.cache)
+
+
+def test_only_going_on_from_a_state_is_a_use() -> None:
+    """Those in front of it on the path are neither used nor refreshed, and a waiting request counts once."""
+    server = make("consumed-lru")
+    prompt = list(range(1000))
+    server.serve(prompt[:330])
+    server.serve(prompt[:650])
+    front, behind = (
+        next(r.state for r in server.cache.pools.kv.records() if r.end == end) for end in (320, 640)
+    )
+    assert (front.uses, behind.uses) == (2, 1)
+    recency = front.recency
+    request = server.request(prompt[:700])
+    for _ in range(3):
+        request.init_next_round_input(server.cache)
+    assert (front.uses, behind.uses) == (2, 2)
+    assert front.recency == recency < behind.recency
+    recency = behind.recency
+    server.match(prompt[:650])
+    assert (front.uses, behind.uses) == (2, 2)
+    assert behind.recency > recency, "a look makes recent, and is no use"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_dead_kv_goes_first(policy: str) -> None:
+    """KV behind the last state of its path goes before live KV, and no live leaf is lost for it."""
+    server = make(policy)
+    live = list(range(10_000, 10_650))
+    server.serve(live)
+    for start in range(0, 3000, 1000):  # younger than the live one
+        server.serve(range(start, start + 330))
+        server.serve(range(start, start + 650))
+    cache = server.cache
+    walk = cache.components[MAMBA]
+    leaves = [r.node for r in cache.pools.kv.records() if r.is_leaf and r.depth == 320]
+    assert len(leaves) == 3
+    for node in leaves:  # another walk of SGLang's takes the states of leaves, and leaves their KV
+        frees: tuple[dict[Any, list[Any]], dict[Any, list[Any]]] = ({MAMBA: []}, {MAMBA: []})
+        tracker = dict.fromkeys(cache.tree_components, 0)
+        cache.tree_core._evict_component_and_detach_lru(
+            node,
+            walk,
+            target=EvictLayer.DEVICE,
+            tracker=tracker,
+            device_frees=frees[0],
+            host_frees=frees[1],
+            cache_actions=[],
+        )
+        for slots in frees[0][MAMBA]:
+            walk._free_mamba_value(slots)
+    dead = [r for r in cache.pools.kv.records() if r.is_dead]
+    assert len(dead) == 3
+    cache.evict(EvictParams(num_tokens=3 * 320))
+    assert not any(r.is_dead for r in cache.pools.kv.records())
+    assert {r.end for r in cache.pools.kv.records()} == {320, 640}
+    assert server.match(live).device_prefix_len == 640
+    check_records(cache)
+
+
+@pytest.mark.parametrize("kind", ["mha", "mla", "swa"])
+def test_models_without_states_are_refused(kind: Kind) -> None:
+    """One clear line, when the server starts."""
+    for policy in ("consumed-lru", "marconi", "seglen"):
+        with pytest.raises(
+            PluginError, match=f"policy '{policy}' does not serve model .* has none"
+        ) as caught:
+            make_plan(Shape(kind), policy=policy)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_the_same_prompts_again(kind: Kind, policy: str) -> None:
+    """n - 1 of n tokens are reused, down to the page; a long prompt hits from the second time on."""
+    shape = Shape(kind, 64, tokens=8192, states=40)
+    server = Server(cost_cache(shape, policy=policy), shape)
+    for size in (64, 129, 330, 650):
+        prompt = list(range(10_000 * size, 10_000 * size + size))
+        server.serve(prompt)
+        assert server.serve(prompt) == (size - 1) // 64 * 64
+    assert [server.serve(range(4000), output=[1, 2, 3]) for _ in range(5)] == [0, 3968, 3968, 3968, 3968]
+    check_records(server.cache)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_states_that_running_requests_hold(kind: Kind, policy: str) -> None:
+    """30 state slots and 6 running requests: no allocation fails, none is lost."""
+    shape = Shape(kind, 64, tokens=16_384, states=30, requests=6)
+    server = Server(cost_cache(shape, policy=policy), shape)
+    rng = random.Random(0)
+    for step in range(80):
+        if len(server.running) == 6:
+            server.finish(rng.choice(server.running))
+        start = rng.randrange(10) * 1000
+        server.start(server.request([*range(start, start + rng.choice((130, 200, 330))), 90_000 + step]))
+        cache = server.cache
+        pool = cache.victims("state").pool_state("state")
+        assert pool.free + pool.held + cache.mamba_evictable_size() + cache.mamba_protected_size() == 30
+        assert pool.evictable == cache.mamba_evictable_size()
+        check_records(cache)
+    assert server.cache.pools.by_name["state"].counters.evictions
+    server.drain()
