@@ -220,7 +220,8 @@ class Hazard(VictimOrder):
 
     def _use(self, piece: Piece, now: float, *, found: bool = True) -> None:
         """A piece is used: its interval ends. The next one gets its class when the request ends."""
-        piece.span = self._shadow.use(piece.span, piece.tokens, found=found)
+        value = 1.0 if self._depths == 1 else 2.0 ** (self._depth(piece) / 2)
+        piece.span = self._shadow.use(piece.span, piece.tokens, found=found, value=value)
         run = piece.run
         if run is None:  # the request before this one has not ended
             group = piece.group
@@ -346,10 +347,14 @@ class Hazard(VictimOrder):
         """The interval since the last use of a piece counts for a class from now on."""
         depths, tokens = self._depths, piece.tokens
         if depths > 1:
-            group = group * depths + bisect_right(self._steps, piece.start + tokens // 2)
+            group = group * depths + self._depth(piece)
         piece.run = run = self._queues.run(group, self._now)
         run.risk += tokens
         self._table.interval(tokens)
+
+    def _depth(self, piece: Piece) -> int:
+        """How many times √2 as much a token of a piece costs to recompute as the first one."""
+        return bisect_right(self._steps, piece.start + piece.tokens // 2)
 
     def curves(self) -> list[Curve]:
         """What has been learned, class by class, as of the last estimate."""

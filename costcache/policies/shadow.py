@@ -58,14 +58,21 @@ class ShadowLRU:
         self._held = 0
         self._newest = Span()
         self._spans.append(self._newest)
-        self._request = 0  # difference of the request under way
+        self._request = 0.0  # difference of the request under way
         self._sum = 0.0
         self._squares = 0.0
         self._pause = 0
         self._next_pause = _PAUSE
 
-    def use(self, span: Span | None, tokens: int, *, found: bool) -> Span:
-        """Tokens are used, or new where ``span`` is None; returns where they belong now."""
+    def use(self, span: Span | None, tokens: int, *, found: bool, value: float = 1.0) -> Span:
+        """Tokens are used, or new where ``span`` is None; returns where they belong now.
+
+        Args:
+            span: Where they belonged.
+            tokens: How many.
+            found: They were in the cache.
+            value: What a hit of one token is worth to the verdict.
+        """
         newest = self._newest
         if span is None:
             self._held += tokens
@@ -73,7 +80,7 @@ class ShadowLRU:
             self._held += tokens
             if found:
                 self.gained += tokens
-                self._request += tokens
+                self._request += tokens * value
         else:
             kept = tokens
             excess = self._held - self._room
@@ -82,10 +89,10 @@ class ShadowLRU:
             span.tokens -= tokens
             if not found:
                 self.lost += kept
-                self._request -= kept
+                self._request -= kept * value
             elif kept < tokens:
                 self.gained += tokens - kept
-                self._request += tokens - kept
+                self._request += (tokens - kept) * value
         newest.tokens += tokens
         return newest
 
@@ -109,7 +116,7 @@ class ShadowLRU:
         if self._request:
             self._sum += self._request
             self._squares += self._request * self._request
-            self._request = 0
+            self._request = 0.0
 
     def end_span(self) -> None:
         """What is used from now on is in a new span."""

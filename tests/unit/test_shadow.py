@@ -48,6 +48,19 @@ def test_a_span_that_is_gone_in_part_counts_in_part() -> None:
     assert (shadow.gained, shadow.lost) == (30, 0)  # 60 of the 100 are gone
 
 
+def test_what_is_worth_more_weighs_more() -> None:
+    shadow = ShadowLRU()
+    for _ in range(20):  # more tokens are lost than gained, but those gained are worth more
+        lost = shadow.use(None, 10, found=False)
+        shadow.use(lost, 10, found=False)
+        gone = Span()
+        gone.gone = True
+        shadow.use(gone, 5, found=True, value=4.0)
+        shadow.end_request()
+    assert shadow.lost > shadow.gained > 0
+    assert not shadow.judge()
+
+
 def test_what_is_forgotten_takes_no_room() -> None:
     shadow = ShadowLRU()
     kept, other = shadow.use(None, 10, found=False), None
