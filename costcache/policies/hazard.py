@@ -39,6 +39,8 @@ _SLOWEST = 10
 """But after so many times the set interval in any case."""
 _DOUBT = 0.25
 """Share of what was learned that is kept when it turned out to be worse than LRU."""
+_MARKED = 256
+"""Leaves that may wait to be put into queues: the first victim should not wait for all of a full pool."""
 _GONE = 8
 """Pieces trimmed off a node that are remembered with it."""
 
@@ -340,6 +342,8 @@ class Hazard(VictimOrder):
             if moved and place.stamp:
                 self._mark(place)
             record = record.parent
+        if len(self._marked) > _MARKED:
+            self._settle()
         if self._asked and self._requests >= self._estimate_at:
             self._estimate()
 
