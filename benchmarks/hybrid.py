@@ -1,6 +1,7 @@
 """Models with states: which order of states and KV finds most, in one run.
 
-    python benchmarks/hybrid.py [--seeds 0,1,2,3,4] [--traces DIR] [--quick] > benchmarks/results/hybrid.md
+    python benchmarks/hybrid.py [--seeds 0,1,2,3,4] [--traces DIR] [--quick] [--gaps recorded]
+                                [--only chat,agentic] [--shares 1,2] > benchmarks/results/hybrid.md
 
 Qwen3-Next (24,576 bytes of KV a token, 77 MB a state), pages of 512 tokens, prompts only, one request at a
 time. The memory is a share of the KV bytes of all distinct whole pages. "Separate" gives 47 % to states,
@@ -15,6 +16,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
@@ -43,12 +45,15 @@ JOINT, SEPARATE, HAZARD = 1, 0, 7
 WEKA = "weka v6"
 
 
-def traces(folder: Path, seeds: list[int], quick: bool) -> Iterator[tuple[str, list[Callable[[], Trace]]]]:
+def traces(
+    folder: Path, seeds: list[int], quick: bool, gaps: Literal["answers", "recorded"]
+) -> Iterator[tuple[str, list[Callable[[], Trace]]]]:
     """Each trace by name, once per seed where it has one."""
     yield "mooncake conversation", [lambda: load_trace(folder / "mooncake_conversation.jsonl.gz")]
     if not quick:
         weka = folder / "weka_cc_v6_global.jsonl.xz"
-        yield WEKA, [lambda seed=seed: load_trace(weka, seed=seed) for seed in seeds]  # type: ignore[misc] # defaults bind now
+        # Defaults bind now.
+        yield WEKA, [lambda seed=seed: load_trace(weka, seed=seed, gaps=gaps) for seed in seeds]  # type: ignore[misc]
     requests = 4000 if quick else 20_000
     for name in ("chat", "few-shot", "multi-turn", "agentic"):
         settings = workload_settings(
@@ -77,19 +82,27 @@ def main() -> None:
         "--traces", type=Path, default=Path(os.environ.get("COSTCACHE_TRACES", "../shared/traces"))
     )
     parser.add_argument("--quick", action="store_true", help="short workloads, and no Weka")
+    parser.add_argument(
+        "--gaps", choices=("answers", "recorded"), default="answers", help="Weka: as a replay's"
+    )
+    parser.add_argument("--only", help="workloads, separated by commas; all by default")
+    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="memory in %%")
     options = parser.parse_args()
+    shares = [int(share) for share in options.shares.split(",")]
     seeds = [int(seed) for seed in options.seeds.split(",")]
     print(f"# Models with states\n\n{(__doc__ or '').split('benchmarks/results/hybrid.md')[1].strip()}\n")
     print("| % of tokens found | memory | " + " | ".join(column[0] for column in COLUMNS) + " |")
     print("|---|---:" + "|---:" * len(COLUMNS) + "|")
     cells: dict[tuple[str, int], list[float]] = {}
-    for name, makers in traces(options.traces, seeds, options.quick):
-        found: dict[int, list[list[float]]] = {share: [] for share in SHARES}
+    for name, makers in traces(options.traces, seeds, options.quick, options.gaps):
+        if options.only and name not in options.only.split(","):
+            continue
+        found: dict[int, list[list[float]]] = {share: [] for share in shares}
         for make in makers:
             trace = make().in_time_order()
-            for share in SHARES:
+            for share in shares:
                 found[share].append(rates(trace, share))
-        for share in SHARES:
+        for share in shares:
             row = [statistics.median(rate) for rate in zip(*found[share], strict=True)]
             cells[name, share] = row
             print(f"| {name} | {share} % | " + " | ".join(f"{rate:.2f}" for rate in row) + " |", flush=True)
