@@ -84,7 +84,7 @@ def test_it_claims_the_models_of_one_house_and_changes_their_default_policy_alon
     assert (own.name, own.specificity, other.name) == ("example", 20, "generic")
     assert own.cost(Deployment()).token == other.cost(Deployment()).token
     assert RadixCache(ACME, 100, plugins=plugins).policy == "worth"
-    assert RadixCache(LLAMA, 100, plugins=plugins).policy == "lru"
+    assert RadixCache(LLAMA, 100, plugins=plugins).policy == "hazard"
     assert RadixCache(ACME, 100, policy="lru", plugins=plugins).policy == "lru"
 
 
