@@ -19,7 +19,7 @@ def test_it_serves_under_pressure(policy: str, page_size: int) -> None:
     server = Server(cache, shape)
     rng = random.Random(policy)
     heads = [[rng.randrange(1000) for _ in range(10 * page_size)] for _ in range(6)]
-    for _ in range(60):
+    for _ in range(35):
         tail = [rng.randrange(1000) for _ in range(rng.randrange(1, 8 * page_size))]
         server.serve([*rng.choice(heads), *tail], [rng.randrange(1000) for _ in range(rng.choice((1, 5)))])
     server.check()

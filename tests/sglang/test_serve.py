@@ -100,7 +100,7 @@ def test_the_second_of_two_equal_prompts_is_cached(tmp_path: Path) -> None:
     assert answers[0]["output_ids"] == answers[1]["output_ids"]
     assert len(others) == 6
     (line,) = [line for line in text.splitlines() if "costcache: plugin" in line]
-    for words in ("plugin 'mla'", "policy 'lru'", "384 B per token", "cost model: 384", "class CostCache"):
+    for words in ("plugin 'mla'", "policy 'hazard'", "384 B per token", "cost model: 384", "class CostCache"):
         assert words in line
     assert "impl=CostCache" in text
     assert "sglang:evicted_tokens_total" in metrics
