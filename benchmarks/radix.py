@@ -41,7 +41,7 @@ def timed(operation: Callable[[], object], repeats: int) -> list[int]:
 
 def path_of(nodes: int, tokens: int, page_size: int) -> tuple[RadixCache, Tokens]:
     """A cache that holds ``tokens`` tokens on a path of ``nodes`` nodes, and those tokens."""
-    cache = RadixCache(MODEL, tokens * 2, page_size)
+    cache = RadixCache(MODEL, tokens * 2, page_size, "lru")
     prompt = np.random.default_rng(0).integers(0, 128_000, tokens)
     for node in range(1, nodes + 1):
         end = tokens * node // nodes // page_size * page_size
@@ -67,7 +67,7 @@ def match(report: Report, page_size: int, repeats: int) -> None:
             report.add(f"one node more on the path, page {page_size}", (many - one) / (NODES - 1) / 1000)
 
 
-def insert(report: Report, page_size: int, repeats: int) -> None:
+def insert(report: Report, policy: str, page_size: int, repeats: int) -> None:
     """Inserts of 2k tokens: all new, into a full cache or a fresh one; and all but one page cached."""
     tokens, room = 2048, 100
     rng = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def insert(report: Report, page_size: int, repeats: int) -> None:
     for i, prompt in enumerate(prompts):
         prompt[0] = 200_000 + i
     # As a server does it: slots are allocated, for which old prompts go, and then inserted.
-    cache = RadixCache(MODEL, room * tokens, page_size)
+    cache = RadixCache(MODEL, room * tokens, page_size, policy)
     times = []
     for prompt in prompts:
         slots = cache.allocate(tokens)
@@ -83,16 +83,18 @@ def insert(report: Report, page_size: int, repeats: int) -> None:
         cache.insert(prompt, slots)
         times.append(perf_counter_ns() - start)
     check(cache.cached == room * tokens, "a full cache")
-    report.add_times(f"insert {tokens:,} new tokens in a full cache, page {page_size}", times[room:], 20.0)
+    report.add_times(
+        f"insert {tokens:,} new tokens in a full cache, page {page_size}, {policy}", times[room:], 20.0
+    )
 
-    cache = RadixCache(MODEL, (room + repeats) * tokens + repeats * page_size, page_size)
+    cache = RadixCache(MODEL, (room + repeats) * tokens + repeats * page_size, page_size, policy)
     times = []
     for i, prompt in enumerate(prompts):
         slots = np.arange(i * tokens, (i + 1) * tokens)
         start = perf_counter_ns()
         cache.insert(prompt, slots)
         times.append(perf_counter_ns() - start)
-    report.add_times(f"insert {tokens:,} new tokens in fresh memory, page {page_size}", times)
+    report.add_times(f"insert {tokens:,} new tokens in fresh memory, page {page_size}, {policy}", times)
     times = []
     for i, prompt in enumerate(prompts[:repeats]):
         longer = np.concatenate((prompt, rng.integers(0, 128_000, page_size)))
@@ -102,7 +104,7 @@ def insert(report: Report, page_size: int, repeats: int) -> None:
         cache.insert(longer, slots)
         times.append(perf_counter_ns() - start)
     check(cache.free == 0, "every page inserted")
-    report.add_times(f"insert a page after {tokens:,} cached tokens, page {page_size}", times)
+    report.add_times(f"insert a page after {tokens:,} cached tokens, page {page_size}, {policy}", times)
 
 
 def evict(report: Report, policy: str, leaves: int, page_size: int, repeats: int) -> None:
@@ -183,7 +185,8 @@ def main() -> None:
     report = Report("Radix cache: medians", "µs")
     for page_size in (1, 64):
         match(report, page_size, repeats)
-        insert(report, page_size, min(repeats, 300))
+        for policy in ("lru", "hazard"):
+            insert(report, policy, page_size, min(repeats, 300))
     for policy in BUILTIN:
         for leaves in (1000, 10_000) if options.quick else (1000, 10_000, 100_000):
             evict(report, policy, leaves, 1, repeats)
