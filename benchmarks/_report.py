@@ -7,11 +7,12 @@ import os
 import platform
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 
-__all__ = ["Figure", "Report", "calibrate", "check", "load"]
+__all__ = ["Figure", "Report", "calibrate", "check", "load", "table"]
 
 
 BUSY = 0.7
@@ -37,6 +38,15 @@ def calibrate(repeats: int = 200) -> float:
 def load() -> float:
     """The load average of the last minute."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> None:
+    """Print a table of which the first ``texts`` columns are text."""
+    print("| " + " | ".join(headings) + " |")
+    print("|---" * texts + "|---:" * (len(headings) - texts) + "|")
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print()
 
 
 def check(holds: bool, what: str) -> None:

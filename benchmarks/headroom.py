@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from _report import check
+from _report import check, table
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
@@ -132,15 +131,6 @@ def measure(trace: Trace, jobs: int) -> list[Row]:
 def rate(run: Run) -> float:
     """Token hit rate in %."""
     return 100 * run.token_hit_rate
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> None:
-    """Print a table of which the first ``texts`` columns are text."""
-    print("| " + " | ".join(headings) + " |")
-    print("|---" * texts + "|---:" * (len(headings) - texts) + "|")
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
-    print()
 
 
 def show(results: dict[str, tuple[float, list[Row]]]) -> None:

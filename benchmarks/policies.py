@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from _report import check
+from _report import check, table
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
@@ -189,15 +189,6 @@ def whole_weka(policies: Sequence[str], jobs: int) -> list[Row]:
         closed = ", ".join(f"{row.gap('hazard'):.0f}" for row in same) if "hazard" in policies else ""
         print(f"weka v6 at {same[0].pool} %: gap closed by seed {closed}", file=sys.stderr)
     return rows
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> None:
-    """Print a table of which the first ``texts`` columns are text."""
-    print("| " + " | ".join(headings) + " |")
-    print("|---" * texts + "|---:" * (len(headings) - texts) + "|")
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
-    print()
 
 
 def show(rows: list[Row], policies: Sequence[str], *, aims: bool) -> None:

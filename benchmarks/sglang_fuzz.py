@@ -21,8 +21,8 @@ warnings.simplefilter("ignore")
 import pytest  # noqa: E402  # its MonkeyPatch
 
 import tests.sglang.shims.torchvision_ops  # noqa: E402, F401  # before SGLang is imported
-from tests.sglang import hicache  # noqa: E402
-from tests.sglang.test_fuzz import MIXES, POLICIES, run  # noqa: E402
+from tests.sglang import hicache  # noqa: E402  # as above
+from tests.sglang.test_fuzz import MIXES, POLICIES, run  # noqa: E402  # as above
 
 PART = 500
 

@@ -222,6 +222,11 @@ class Victim(NamedTuple):
     action: Action = Action.DELETE
     tokens: int | None = None
 
+    def at_most(self, needed: int) -> int:
+        """Of the ``needed`` tokens, at least 1, those that may go from this leaf now."""
+        tokens = self.tokens
+        return needed if tokens is None or tokens >= needed else max(1, tokens)
+
 
 class PoolState(NamedTuple):
     """One pool at the moment of an eviction; immutable.
@@ -243,6 +248,14 @@ class PoolState(NamedTuple):
     evictable: int
     held: int
     page_size: int
+
+    def in_pages(self, requested: int) -> int:
+        """``requested`` units as the pool can free them: tokens in whole pages, up to its capacity.
+
+        Never under ``requested``.
+        """
+        rest = requested % self.page_size if self.unit == "tokens" else 0
+        return min(requested - rest + self.page_size, max(self.capacity, requested)) if rest else requested
 
 
 @dataclass(frozen=True, slots=True)

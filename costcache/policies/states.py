@@ -64,10 +64,7 @@ class StateOrder(VictimOrder):
 
     def insert(self, record: NodeRecord) -> None:
         record.data = None
-        if record.state is not None:
-            self._enlist(record)
-        elif record.is_evictable:
-            self._bury(record)
+        self._offer(record)
 
     def attach(self, record: NodeRecord) -> None:
         self._enlist(record)

@@ -22,7 +22,7 @@ from costcache.radix.store import PrefixStore
 from costcache.records import Clock, NodeRecord, RequestInfo, RequestRecord
 from costcache.settings import Settings, read_settings
 
-__all__ = ["CacheStats", "Inserted", "Match", "RadixCache"]
+__all__ = ["CacheStats", "Inserted", "Match", "RadixCache", "deployment_in_pages"]
 
 
 class Match:
@@ -181,16 +181,9 @@ class RadixCache:
             PluginError: No plugin or policy can serve the model.
             ConfigError: The model cannot be read.
         """
-        if page_size < 1:
-            raise ValueError(f"page_size is {page_size}: give 1 or more tokens per page")
+        deployment = deployment_in_pages(deployment, page_size)
         if pool_size < page_size:
             raise ValueError(f"pool_size is {pool_size}: give at least one page of {page_size} tokens")
-        if deployment is None:
-            deployment = Deployment(page_size=page_size)
-        elif deployment.page_size != page_size:
-            raise ValueError(
-                f"page_size is {page_size} but deployment.page_size is {deployment.page_size}: give the same"
-            )
         spec = ModelSpec.resolve(model) if isinstance(model, str) else model
         store = PrefixStore(
             spec,
@@ -311,7 +304,7 @@ class RadixCache:
         first = record.end is None
         tree = self._tree
         root = tree.root((extra_key, cache_salt))
-        match = Match(self, tree.match(root, as_key(array, self._page_size), record))
+        match = self._found(tree.match(root, as_key(array, self._page_size), record), first)
         found = match.matched_len
         if first:
             record.matched = found  # a later match finds what the request itself inserted
@@ -376,9 +369,7 @@ class RadixCache:
                 taken = given[matched:whole]
             if taken is not None and added:
                 taken = self._pool.cache(taken)
-                start = matched // page_size * tree.page_bytes
-                stop = start + added // page_size * tree.page_bytes
-                node = tree.append(node, key[start:stop], taken, record, priority)
+                node = tree.append(node, tree.part(key, matched, added), taken, record, priority)
                 store.held = self._pool.held
                 if self._events:
                     self._events.stored(node, namespace)
@@ -532,6 +523,10 @@ class RadixCache:
 
     # -- internals ---------------------------------------------------------------------------
 
+    def _found(self, node: Node, first: bool) -> Match:  # noqa: ARG002  # caches with states count uses by it
+        """What a walk that ended at ``node`` found; ``first`` where it was its request's first."""
+        return Match(self, node)
+
     def _request(self, name: Hashable) -> RequestRecord:
         if name is None:
             return self._store.request()
@@ -574,6 +569,23 @@ class RadixCache:
                 root = root.parent
             if isinstance(root, Root):
                 self._events.removed(node, root.namespace, pages)
+
+
+def deployment_in_pages(deployment: Deployment | None, page_size: int) -> Deployment:
+    """The deployment of a cache in pages of ``page_size`` tokens; a plain one where none is given.
+
+    Raises:
+        ValueError: The page size is below 1, or not the deployment's.
+    """
+    if page_size < 1:
+        raise ValueError(f"page_size is {page_size}: give 1 or more tokens per page")
+    if deployment is None:
+        return Deployment(page_size=page_size)
+    if deployment.page_size != page_size:
+        raise ValueError(
+            f"page_size is {page_size} but deployment.page_size is {deployment.page_size}: give the same"
+        )
+    return deployment
 
 
 def _count(value: Any, what: str) -> int:

@@ -65,10 +65,10 @@ class HybridStore(PrefixStore):
         self.memory = memory
         self._state_share = state_share
         self.held_states = 0
+        self.pipelines: dict[str, EvictionPipeline] = {}
         super().__init__(model, memory, settings, deployment, page_bytes=page_bytes, plugins=plugins)
-        self.pipelines: dict[str, EvictionPipeline] = {
-            name: self._make_pipeline(_Pool(self, name), name) for name in self.pool_names
-        }
+        for name in self.pool_names:
+            self.pipelines[name] = self._make_pipeline(_Pool(self, name), name)
         self.pipeline = next(iter(self.pipelines.values()))
 
     def _make_tree(self, page_size: int, page_bytes: int) -> StateTree:
@@ -94,20 +94,16 @@ class HybridStore(PrefixStore):
     def _make_guard(self) -> None:
         pools = tuple(self.pool_state(name) for name in self.pool_names)
         name, order = self._plugins.make_order(self._settings, self.architecture, self.cost, pools)
-        order = make_state_order(name, order)
-        self.guard = self.tree.events = OrderGuard(name, order, self.tree.records, state_lru)
+        self._guard_by(name, make_state_order(name, order))
 
-    def use(self, name: str, order: VictimOrder) -> None:
-        """Evict by an order that is no plugin's, before anything is cached."""
+    def _guard_by(self, name: str, order: VictimOrder) -> None:
         self.guard = self.tree.events = OrderGuard(name, order, self.tree.records, state_lru)
         for pipeline in self.pipelines.values():
             pipeline.guard = self.guard
 
-    def reset(self) -> None:
-        """Forget all nodes and start the policy afresh."""
-        super().reset()
-        for pipeline in getattr(self, "pipelines", {}).values():
-            pipeline.guard = self.guard
+    def use(self, name: str, order: VictimOrder) -> None:
+        """Evict by an order that is no plugin's, before anything is cached."""
+        self._guard_by(name, order)
 
     # -- pools -------------------------------------------------------------------------------
 

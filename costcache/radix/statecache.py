@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, cast
 
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.eviction import Eviction
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
-from costcache.radix.cache import Inserted, Match, RadixCache
+from costcache.radix.cache import Inserted, Match, RadixCache, deployment_in_pages
 from costcache.radix.hybrid import HybridStore
-from costcache.radix.keys import as_int64, as_key
 from costcache.radix.node import Node
 from costcache.radix.states import StateTree
 from costcache.records import PoolState
@@ -89,15 +88,9 @@ class StateCache(RadixCache):
             PluginError: No plugin or policy can serve the model.
             ConfigError: The model cannot be read.
         """
-        if page_size < 1:
-            raise ValueError(f"page_size is {page_size}: give 1 or more tokens per page")
+        deployment = deployment_in_pages(deployment, page_size)
         if state_share is not None and not 0.0 < state_share < 1.0:
             raise SettingsError(f"state_share is {state_share}: give a share between 0 and 1, or None")
-        deployment = Deployment(page_size=page_size) if deployment is None else deployment
-        if deployment.page_size != page_size:
-            raise ValueError(
-                f"page_size is {page_size} but deployment.page_size is {deployment.page_size}: give the same"
-            )
         spec = ModelSpec.resolve(model) if isinstance(model, str) else model
         if not spec.has_states:
             raise SettingsError(f"model {spec.name!r} keeps no states: use RadixCache")
@@ -146,21 +139,10 @@ class StateCache(RadixCache):
 
         Arguments as :meth:`RadixCache.match_prefix` has them; a server asks for ``tokens[:-1]``.
         """
-        record, first, deepest = self._walk(tokens, request, (extra_key, cache_salt))
-        usable = self._tree.usable(deepest)
-        if usable.state is not None:
-            self._tree.consume(usable, first)
-        match = StateMatch(self, usable, deepest)
-        found = match.matched_len
-        if first:
-            record.matched = found
-        if found:
-            self._hits += 1
-            self._hit_tokens += found
-        else:
-            self._misses += 1
-        self._asked_tokens += len(tokens)
-        return match
+        return cast(
+            "StateMatch",
+            super().match_prefix(tokens, request, extra_key=extra_key, cache_salt=cache_salt),
+        )
 
     def insert(
         self,
@@ -295,14 +277,11 @@ class StateCache(RadixCache):
 
     # -- internals ---------------------------------------------------------------------------
 
-    def _walk(
-        self, tokens: Any, request: Hashable, namespace: tuple[str | None, ...]
-    ) -> tuple[Any, bool, Node]:
-        array = as_int64(tokens, "tokens")
-        record = self._request(request)
-        first = record.end is None
-        tree = self._tree
-        return record, first, tree.match(tree.root(namespace), as_key(array, self._page_size), record)
+    def _found(self, node: Node, first: bool) -> StateMatch:
+        usable = self._tree.usable(node)
+        if usable.state is not None:
+            self._tree.consume(usable, first)
+        return StateMatch(self, usable, node)
 
     def _make_room(self, tokens: int, states: int) -> bool:
         """Evict what is missing, if that is possible at all."""

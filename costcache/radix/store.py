@@ -138,8 +138,7 @@ class PrefixStore:
         if node.locks:
             return LOCKED
         tree, tokens, step = self.tree, node.tokens, self._trim_step
-        if victim.tokens is not None and victim.tokens < needed:
-            needed = max(1, victim.tokens)
+        needed = victim.at_most(needed)
         keep = (tokens - needed) // step * step if step and needed < tokens else 0
         freed = tokens - keep
         if self.on_remove is not None:

@@ -110,6 +110,11 @@ class RadixTree:
         request.end = node
         return node
 
+    def part(self, key: bytes | memoryview, start: int, tokens: int) -> bytes | memoryview:
+        """The part of a key that names ``tokens`` tokens from ``start`` on, both whole pages."""
+        first = start // self.page_size * self.page_bytes
+        return key[first : first + tokens // self.page_size * self.page_bytes]
+
     def append(
         self,
         parent: Node,

@@ -30,7 +30,6 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
-    EvictDeviceLeafResult,
     EvictDeviceNextNodeResult,
     InsertStepResult,
 )
@@ -39,6 +38,7 @@ from costcache.errors import SettingsError
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
 from costcache.sglang.history import LeafHistory, Path
 from costcache.sglang.pools import PoolRecord
+from costcache.sglang.walks import leaf_result
 
 if TYPE_CHECKING:
     from costcache.records import Victim
@@ -299,14 +299,7 @@ class CostRustCore(LeafHistory, RustUnifiedTreeCore):
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:  # noqa: ARG002  # no host tier
         """The same, as SGLang asks for it."""
-        slots, tokens, actions = self.drop_leaf(node_id)
-        return EvictDeviceLeafResult(
-            device_frees={FULL: slots},
-            host_frees={},
-            tracker={FULL: tokens},
-            cache_actions=actions,
-            unbacked_tokens=tokens,
-        )
+        return leaf_result(*self.drop_leaf(node_id))
 
     # ---- walks that stay SGLang's ------------------------------------------------------------
 

@@ -117,9 +117,7 @@ class KvVictims(_Device):
         if self._sessions is not None and self._sessions.holds(_references(record, full)):
             return NOT_NOW
         core, tracker = cache.tree_core, self.tracker
-        if victim.tokens is not None and victim.tokens < needed:
-            needed = max(1, victim.tokens)
-        answer, node_id = core.claim(record, needed)
+        answer, node_id = core.claim(record, victim.at_most(needed))
         if answer <= 0:
             return int(answer)
         if cache.only_frees:
@@ -275,10 +273,8 @@ class HostVictims:
         if record.node not in cache.tree_core.evictable_host_leaves or self.sinks is None:
             return NOT_NOW
         tracker, device_frees, host_frees, actions = self.sinks
-        if victim.tokens is not None and victim.tokens < needed:
-            needed = max(1, victim.tokens)
         before = tracker[ComponentType.FULL]
-        leaf = cache.tree_core.cut_host_leaf(record, needed)
+        leaf = cache.tree_core.cut_host_leaf(record, victim.at_most(needed))
         cache.tree_core._evict_host_leaf(leaf, tracker, device_frees, host_frees, cache_actions=actions)
         return int(tracker[ComponentType.FULL] - before)
 

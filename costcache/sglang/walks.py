@@ -31,7 +31,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
     InsertStepResult,
 )
 
-__all__ = ["FastWalks", "handed_on"]
+__all__ = ["FastWalks", "handed_on", "leaf_result"]
 
 FULL = ComponentType.FULL
 TOKEN_BYTES = 8
@@ -45,6 +45,17 @@ def handed_on(result: Any) -> tuple[list[Any], int, list[Any]]:
     actions = list(result.cache_actions)
     result.cache_actions.clear()
     return result.device_frees.pop(FULL, []), result.tracker[FULL], actions
+
+
+def leaf_result(slots: list[Any], tokens: int, actions: list[Any]) -> EvictDeviceLeafResult:
+    """What a dropped leaf freed, as SGLang takes it: without a host tier and other components, its slots."""
+    return EvictDeviceLeafResult(
+        device_frees={FULL: slots},
+        host_frees={},
+        tracker={FULL: tokens},
+        cache_actions=actions,
+        unbacked_tokens=tokens,
+    )
 
 
 class FastWalks(UnifiedTreeCore):
@@ -231,14 +242,7 @@ class FastWalks(UnifiedTreeCore):
         """The same, as SGLang asks for it."""
         if not self.has_fast_walks:
             return super().evict_device_leaf(node_id, is_write_back)
-        slots, tokens, actions = self.drop_leaf(node_id)
-        return EvictDeviceLeafResult(
-            device_frees={FULL: slots},
-            host_frees={},
-            tracker={FULL: tokens},
-            cache_actions=actions,
-            unbacked_tokens=tokens,
-        )
+        return leaf_result(*self.drop_leaf(node_id))
 
     def _left(self, slots: Any) -> int:
         """One eviction step frees these slots, which nobody has locked; how many they are."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from costcache.policies.states import StateOrder
+from costcache.sim.optimum import next_use
 
 if TYPE_CHECKING:
     from costcache.records import NodeRecord
@@ -32,13 +31,7 @@ class Clairvoyant(StateOrder):
         self.request = 0
         self._page_size, self._kv_bytes, self._state_bytes = page_size, kv_bytes, state_bytes
         self._offsets = paths.offsets.tolist()
-        self._never = len(self._offsets)
-        order = np.argsort(paths.paths, kind="stable")
-        same = paths.paths[order[1:]] == paths.paths[order[:-1]]
-        owner = np.repeat(np.arange(len(self._offsets) - 1), np.diff(paths.offsets))
-        following = np.full(paths.paths.size, -1, np.int64)
-        following[order[:-1][same]] = owner[order[1:][same]]
-        self._following = following
+        self._following = next_use(paths, never=-1)
         self._next: dict[int, int] = {}
 
     def insert(self, record: NodeRecord) -> None:

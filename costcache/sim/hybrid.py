@@ -39,7 +39,6 @@ def replay_states(
         progress: Called now and then with the number of requests done since the last call.
     """
     tree, clock = store.tree, store.tree.clock
-    page_size, page_bytes = tree.page_size, tree.page_bytes
     now = time.perf_counter
     times, whole = trace.timestamps.tolist(), keys.tokens.tolist()
     info = RequestInfos(trace).of
@@ -77,9 +76,7 @@ def replay_states(
                     tree.attach(node, slot)
                 if states and (added or reached == end):
                     if added:
-                        start = reached // page_size * page_bytes
-                        stop = start + added // page_size * page_bytes
-                        node = tree.append(node, key[start:stop], None, request)
+                        node = tree.append(node, tree.part(key, reached, added), None, request)
                     slot += 1
                     tree.attach(node, slot)
             tree.freed_states.clear()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from costcache.sim.paths import PagePaths
 
-__all__ = ["optimum"]
+__all__ = ["next_use", "optimum"]
 
 _PER_REPORT = 512
 _STALE = 4096
@@ -41,7 +41,7 @@ def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], No
     # One number per use: the request of the next use, then the depth. The largest goes first.
     scale = int(lengths.max(initial=0)) + 1
     depths = np.arange(paths.paths.size) - np.repeat(paths.offsets[:-1], lengths)
-    ranks = _next_use(paths, requests)
+    ranks = next_use(paths, requests)
     ranks *= -scale
     ranks -= depths
     del depths
@@ -87,7 +87,7 @@ def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], No
     return PageRun(np.array(matched, np.int64), missing, evicted, evictions, oversized)
 
 
-def _next_use(paths: PagePaths, never: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def next_use(paths: PagePaths, never: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """For each use, the request of the next use of the same page; ``never`` where there is none."""
     request = np.repeat(np.arange(paths.offsets.size - 1), np.diff(paths.offsets))
     order = np.argsort(paths.paths, kind="stable")

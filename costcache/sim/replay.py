@@ -45,9 +45,8 @@ def replay(
         progress: Called now and then with the number of requests done since the last call.
     """
     tree, capacity, clock = store.tree, store.capacity, store.tree.clock
-    match, append, fit, root_of = tree.match, tree.append, store.fit, tree.root
+    match, append, part, fit, root_of = tree.match, tree.append, tree.part, store.fit, tree.root
     begin, namespace, now = clock.begin, (), time.perf_counter
-    page_size, page_bytes = tree.page_size, tree.page_bytes
     reserve = store.pipeline.reserve() if always_free else 0
     times, whole = trace.timestamps.tolist(), keys.tokens.tolist()
     priorities = None if trace.priorities is None else trace.priorities.tolist()
@@ -72,9 +71,7 @@ def replay(
                     added = fit(node, added, watermark=not always_free)
                     deciding += now() - before
                 if added:
-                    start = found // page_size * page_bytes
-                    stop = start + added // page_size * page_bytes
-                    append(node, key[start:stop], None, request)
+                    append(node, part(key, found, added), None, request)
                 if reserve:
                     before = now()
                     store.evict(reserve - store.free, watermark=False)

@@ -244,20 +244,31 @@ class _Server:
         self, index: int, key: bytes, node: Node, held: int, request: RequestRecord
     ) -> tuple[Node, int]:
         """Move the prompt's whole pages from the request to the tree; returns the node to hold locked."""
-        store, tree = self.store, self.store.tree
-        page = tree.page_size
+        tree = self.store.tree
         # The page of the last token may be cached already, though the request had to compute it.
-        leaf = tree.match(tree.root(()), key, request)
-        cached = leaf.depth + leaf.tokens
-        added = min(self.whole[index] - cached, held // page * page)
-        if added > 0:
-            first = cached // page * tree.page_bytes
-            store.held -= added
-            leaf = tree.append(leaf, key[first : first + added // page * tree.page_bytes], None, request)
-        self.prefer(leaf, index)
+        leaf, held = self.extend(index, key, self.whole[index], held, request)
         if leaf is not node:
             tree.lock(leaf)
             tree.unlock(node)
+        return leaf, held
+
+    def extend(
+        self, index: int, key: bytes, tokens: int, held: int, request: RequestRecord
+    ) -> tuple[Node, int]:
+        """Move what is not cached yet of ``tokens`` tokens from a request to the tree, as far as it holds it.
+
+        Returns:
+            The node at the end, and the slots that the request still holds.
+        """
+        store, tree = self.store, self.store.tree
+        page = tree.page_size
+        leaf = tree.match(tree.root(()), key, request)
+        cached = leaf.depth + leaf.tokens
+        added = min(tokens - cached, held // page * page)
+        if added > 0:
+            store.held -= added
+            leaf = tree.append(leaf, tree.part(key, cached, added), None, request)
+        self.prefer(leaf, index)
         return leaf, held - max(0, added)
 
     def finish(self, run: _Running) -> None:
@@ -275,21 +286,11 @@ class _Server:
 
     def cache_output(self, left: PageKeys, run: _Running) -> int:
         """Move the output's whole pages from the request to the tree; returns the slots it still holds."""
-        store, tree = self.store, self.store.tree
-        page, tokens = tree.page_size, int(left.tokens[run.number])
+        tokens = int(left.tokens[run.number])
         if tokens <= self.whole[run.number]:
             return run.held  # the output fills no page
-        key = bytes(left[run.number])
-        leaf = tree.match(tree.root(()), key, run.request)
-        cached = leaf.depth + leaf.tokens
         # A partial block of the prompt has another name once it is full: its pages are cached twice.
-        added = min(tokens - cached, run.held // page * page)
-        if added > 0:
-            first = cached // page * tree.page_bytes
-            store.held -= added
-            leaf = tree.append(leaf, key[first : first + added // page * tree.page_bytes], None, run.request)
-        self.prefer(leaf, run.number)
-        return run.held - max(0, added)
+        return self.extend(run.number, bytes(left[run.number]), tokens, run.held, run.request)[1]
 
     def prefer(self, node: Node, index: int) -> None:
         """Give a request's nodes its priority."""

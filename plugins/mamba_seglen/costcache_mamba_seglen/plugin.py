@@ -37,8 +37,7 @@ def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> fl
 @hookimpl
 def adjust_eviction_count(model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings) -> int:
     """What is requested; in a pool of tokens, in whole pages."""
-    rest = requested % pool.page_size if pool.unit == "tokens" else 0
-    return min(requested - rest + pool.page_size, max(pool.capacity, requested)) if rest else requested
+    return pool.in_pages(requested)
 
 
 @hookimpl

@@ -66,8 +66,7 @@ def adjust_eviction_count(model: ModelSpec, pool: PoolState, requested: int, set
     A pool of slots counts tokens, and its slots are sized in latent bytes already: scaling the
     count by the compression ratio would free too little, and the allocation could fail.
     """
-    rest = requested % pool.page_size
-    return min(requested - rest + pool.page_size, max(pool.capacity, requested)) if rest else requested
+    return pool.in_pages(requested)
 
 
 @hookimpl
