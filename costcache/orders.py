@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
+from costcache.explained import Explained
 from costcache.records import NodeRecord, RequestInfo, RequestRecord, Victim
 
 __all__ = ["KeyedOrder", "VictimOrder", "overridden"]
@@ -81,6 +82,10 @@ class VictimOrder:
         for record in records:
             record.data = None
             self.insert(record)
+
+    def explained(self) -> Explained | None:
+        """The order seen by its classes, for ``costcache explain``; None where it has none."""
+        return None
 
 
 class KeyedOrder(VictimOrder):

@@ -13,6 +13,7 @@ from costcache.errors import CostcacheError
 __all__ = ["cli", "main"]
 
 COMMANDS = {
+    "explain": "Show what a policy kept and dropped in a replay, class by class.",
     "models": "List the preset models and what a cached token of each costs.",
     "plan": "Say how many tokens a memory budget can cache.",
     "plugins": "List plugins and policies, and what failed to load.",

@@ -20,9 +20,14 @@ from costcache.cli.options import (
 )
 from costcache.cli.progress import Task, progress_display
 from costcache.cli.reading import read, trace_options
+from costcache.cli.replaying import (
+    CAPACITIES,
+    eviction_options,
+    own_settings,
+    page_size_option,
+    states_option,
+)
 from costcache.cli.tables import print_details, print_runs
-from costcache.cli.workload import read_assignment
-from costcache.errors import SettingsError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -36,10 +41,7 @@ __all__ = ["simulate"]
 OUTPUT = click.Path(path_type=Path)
 
 
-@click.command(
-    epilog="Capacities: 5% (of the trace's distinct whole pages), 14054pages, 7195648tok, 50GB, 50GiB, "
-    "80GiB-16GiB (a GPU's memory less its weights), unlimited."
-)
+@click.command(epilog=CAPACITIES)
 @click.argument("trace_path", metavar="TRACE")
 @model_option
 @click.option(
@@ -60,28 +62,9 @@ OUTPUT = click.Path(path_type=Path)
     metavar="SIZE[,SIZE...]",
     help="Pool sizes to replay; bytes are those of keys and values on one rank.",
 )
-@click.option(
-    "--page-size", type=click.IntRange(min=1), help="Tokens per page.  [default: the trace's block size]"
-)
+@page_size_option
 @trace_options
-@click.option(
-    "--headroom", type=float, default=0.0, show_default=True, help="Share of the pool to leave free."
-)
-@click.option(
-    "--trim",
-    type=click.Choice(["auto", "exact", "chunk", "off"]),
-    default="auto",
-    show_default=True,
-    help="How the last victim is cut.",
-)
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="WHERE.FIELD=VALUE",
-    help="A setting of the model's plugin (architecture.floor=0.05) or of a policy "
-    "(slru.protected_threshold=3); repeat for more.",
-)
+@eviction_options
 @click.option(
     "--serving", is_flag=True, help="A server with a queue, locks and held slots, not one request at a time."
 )
@@ -121,14 +104,7 @@ OUTPUT = click.Path(path_type=Path)
     help="Count the partial last block of each prompt as a whole one, and cache it, as some simulators do: "
     "hit rates are then of blocks.",
 )
-@click.option(
-    "--mamba-full-memory-ratio",
-    type=click.FloatRange(min=0.0),
-    default=0.9,
-    show_default=True,
-    help="Models with states: memory for states over memory for KV, as SGLang's option of that name; 0 for "
-    "one pool that both share.",
-)
+@states_option
 @click.option("--warmup", type=int, default=0, show_default=True, help="Requests that rates leave out.")
 @click.option(
     "--prefill",
@@ -209,7 +185,7 @@ def simulate(
         check_outputs(report=report, plot=plot)
     names = split_commas(policies, "--policy")
     sizes = [parse_capacity(size) for size in split_commas(capacities, "--capacity")]
-    own = _settings(assignments, names)
+    own = own_settings(assignments, names)
     model = ModelSpec.resolve(model_name)
     plugins = get_plugins()
     server = read_settings(
@@ -346,21 +322,6 @@ def _write_reports(
         write_report(material, report)
     if plot is not None:
         write_plot(material, plot)
-
-
-def _settings(assignments: tuple[str, ...], policies: list[str]) -> dict[str, dict[str, Any]]:
-    """``--set`` options by what they are for: ``architecture`` or the name of a policy."""
-    own: dict[str, dict[str, Any]] = {}
-    for text in assignments:
-        target, value = read_assignment(text, "--set")
-        where, dot, field = target.rpartition(".")
-        if not dot or where not in ("architecture", *policies):
-            raise SettingsError(
-                f"--set {text!r} is for {where or target!r}: write architecture.FIELD=VALUE or "
-                f"POLICY.FIELD=VALUE with one of the policies {', '.join(policies)}"
-            )
-        own.setdefault(where, {})[field] = value
-    return own
 
 
 def _as_json(run: Run, runs: list[Run], timing: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from costcache.hookspecs import hookimpl
 from costcache.orders import VictimOrder
 from costcache.policies.ages import AgeQueues
 from costcache.policies.ghosts import Ghosts
+from costcache.policies.hazard_explained import HazardExplained
 from costcache.policies.hazard_states import HazardStates
 from costcache.policies.outcomes import LEVELS, Classes
 from costcache.policies.pieces import Piece, Place, join, split_at
@@ -377,6 +378,9 @@ class Hazard(VictimOrder):
     def against_lru(self) -> tuple[int, int, int]:
         """Tokens found that LRU would not have found, the reverse, and how often LRU stepped in."""
         return self._shadow.gained, self._shadow.lost, self._shadow.falls
+
+    def explained(self) -> HazardExplained:
+        return HazardExplained(self)
 
     def _mark(self, place: Place) -> None:
         if not place.marked:

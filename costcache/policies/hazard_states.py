@@ -18,10 +18,16 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
+from costcache.policies.hazard_explained import StatesExplained
 from costcache.policies.states import StateOrder
 from costcache.policies.survival import BINS, LifeTable, age_bin, edges, index
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["HazardStates"]
 
@@ -80,8 +86,9 @@ class HazardStates(StateOrder):
         super().__init__()
         self._kv_bytes, self._state_bytes, self._power = kv_bytes, state_bytes, power
         self._table = LifeTable(FAMILIES, strength, 0.02)
-        self._classes: dict[Hashable, int] = {}
+        self._classes: dict[tuple[int, int, Hashable], int] = {}
         self._worth: list[list[float]] = []
+        self._shares: NDArray[np.float64] | None = None
         self._lives: dict[int, _Life] = {}
         self._ghosts: OrderedDict[int, tuple[int, _Life | None]] = OrderedDict()
         self._passed: NodeRecord | None = None
@@ -246,7 +253,11 @@ class HazardStates(StateOrder):
         ghosts = [life for _, life in self._ghosts.values() if life is not None]
         for life in (*self._lives.values(), *ghosts):
             living[life.group, age_bin(now - life.since)] += 1.0
-        self._worth = index(self._table.shares(living, now - (self._began or 0.0)), edges()).tolist()
+        self._shares = self._table.shares(living, now - (self._began or 0.0))
+        self._worth = index(self._shares, edges()).tolist()
+
+    def explained(self) -> StatesExplained:
+        return StatesExplained(self)
 
 
 def reach(record: NodeRecord) -> tuple[int, int]:

@@ -101,10 +101,6 @@ class HybridStore(PrefixStore):
         for pipeline in self.pipelines.values():
             pipeline.guard = self.guard
 
-    def use(self, name: str, order: VictimOrder) -> None:
-        """Evict by an order that is no plugin's, before anything is cached."""
-        self._guard_by(name, order)
-
     # -- pools -------------------------------------------------------------------------------
 
     @property

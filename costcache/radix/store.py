@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from costcache.model import ModelSpec
+    from costcache.orders import VictimOrder
     from costcache.settings import Settings
 
 __all__ = ["PrefixStore"]
@@ -100,7 +101,15 @@ class PrefixStore:
         name, order = self._plugins.make_order(
             self._settings, self.architecture, self.cost, (self.pool_state("kv"),)
         )
+        self._guard_by(name, order)
+
+    def _guard_by(self, name: str, order: VictimOrder) -> None:
         self.guard = self.tree.events = OrderGuard(name, order, self.tree.records)
+
+    def use(self, name: str, order: VictimOrder) -> None:
+        """Evict by an order that was made elsewhere, before anything is cached."""
+        self._guard_by(name, order)
+        self.pipeline.guard = self.guard
 
     def _make_pipeline(self, host: EvictionHost, pool: str) -> EvictionPipeline:
         return EvictionPipeline(

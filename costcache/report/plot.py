@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from costcache.errors import SettingsError
-from costcache.report.files import check_outputs, write_whole
-from costcache.report.style import GRID, INK, MUTED, styles
+from costcache.report.picture import picture
+from costcache.report.style import INK, MUTED, styles
 
 if TYPE_CHECKING:
     from costcache.report.material import Material
 
 __all__ = ["write_plot"]
 
-_FORMATS = ("pdf", "png", "svg")
 _DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 3))}
 _MARKERS = {
     "circle": "o",
@@ -37,20 +34,9 @@ def write_plot(material: Material, path: Path) -> None:
             that can be drawn.
         OSError: The file cannot be written.
     """
-    check_outputs(plot=path)
-    kind = path.suffix.lstrip(".").lower()
-    if kind not in _FORMATS:
-        raise SettingsError(f"--plot {path}: end the name with .{', .'.join(_FORMATS)}")
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    # Salted ids and dates would differ between reruns.
-    with mpl.rc_context({**mpl.rcParamsDefault, "svg.hashsalt": "costcache", "text.parse_math": False}):
-        figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
+    with picture(path, f"{material.trace} on {material.model}") as axes:
         look = styles(material.policies)
         axes.axhline(material.ceiling, color=MUTED, linestyle=":", label="pool without limit")
         if material.optimum:
@@ -83,15 +69,8 @@ def write_plot(material: Material, path: Path) -> None:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens(value)))
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda _, __: ""))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-        axes.grid(color=GRID)
         axes.set_xlabel("Tokens in the pool")
         axes.set_ylabel("Prompt tokens found in the cache")
-        axes.set_title(f"{material.trace} on {material.model}")
-        axes.legend(frameon=False)
-        buffer = io.BytesIO()
-        dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        figure.savefig(buffer, format=kind, metadata=dated.get(kind))
-    write_whole(path, buffer.getvalue())
 
 
 def _tokens(value: float) -> str:

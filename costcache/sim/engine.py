@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from costcache.deployment import Deployment
     from costcache.model import ModelSpec
+    from costcache.orders import VictimOrder
+    from costcache.radix.hybrid import HybridStore
+    from costcache.radix.node import Node
     from costcache.settings import Settings
     from costcache.sim.paths import PagePaths, PageRun
     from costcache.sim.serving import ServingSettings
@@ -171,7 +174,7 @@ class Simulator:
             PluginError: No such policy, or it cannot serve the model.
             SettingsError: A setting is wrong, or the pool holds less than a page.
         """
-        self._check(settings, capacity_tokens)
+        self.check(settings, capacity_tokens)
         if self._model.has_states:
             if serving is not None or always_free:
                 raise SettingsError(
@@ -224,8 +227,13 @@ class Simulator:
         """
         return self._lru if self._by_pages(settings) else None
 
-    def _check(self, settings: Settings, capacity_tokens: int | None) -> None:
-        """All ways of replay refuse the same, whether they read the settings or not."""
+    def check(self, settings: Settings, capacity_tokens: int | None) -> str:
+        """Find out whether a replay can begin; returns the policy's own name.
+
+        Raises:
+            PluginError: No such policy, or it cannot serve the model.
+            SettingsError: A setting is wrong, or the pool holds less than a page.
+        """
         page = self._deployment.page_size
         if capacity_tokens is not None and capacity_tokens < page:
             raise SettingsError(
@@ -234,11 +242,27 @@ class Simulator:
             )
         if settings.policy not in OFFLINE:
             self._plugins.check_settings(settings, self._architecture)
-        elif settings.policy_settings:
+            return self._plugins.policy_name(settings.policy, self._architecture)
+        if settings.policy_settings:
             raise SettingsError(
                 f"policy {settings.policy!r} has no settings: leave out policy_settings, which has "
                 f"{', '.join(map(repr, settings.policy_settings))}"
             )
+        return settings.policy
+
+    def _store(self, settings: Settings, capacity_tokens: int | None, outputs: int = 0) -> PrefixStore:
+        if capacity_tokens is None:
+            tokens = int(self.trace.input_tokens.sum()) + outputs
+            rest = max(self._deployment.page_size, self.trace.block_size)  # of a page, or of a block
+            capacity_tokens = tokens + (2 * len(self.trace) + 1) * rest
+        return PrefixStore(
+            self._model,
+            capacity_tokens,
+            settings,
+            self._deployment,
+            page_bytes=self.keys.bytes_per_page,
+            plugins=self._plugins,
+        )
 
     def _tree(
         self,
@@ -251,51 +275,84 @@ class Simulator:
         from costcache.sim.replay import replay
         from costcache.sim.serving import serve
 
-        if capacity_tokens is None:
-            outputs = 0 if serving is None else int(self.trace.output_tokens.sum())
-            tokens = int(self.trace.input_tokens.sum()) + outputs
-            rest = max(self._deployment.page_size, self.trace.block_size)  # of a page, or of a block
-            capacity_tokens = tokens + (2 * len(self.trace) + 1) * rest
-        store = PrefixStore(
-            self._model,
-            capacity_tokens,
-            settings,
-            self._deployment,
-            page_bytes=self.keys.bytes_per_page,
-            plugins=self._plugins,
-        )
+        outputs = 0 if serving is None else int(self.trace.output_tokens.sum())
+        store = self._store(settings, capacity_tokens, outputs)
         if serving is None:
             return replay(self.trace, self.keys, store, always_free=always_free, progress=progress)
         return serve(
             self.trace, self.keys, store, self.prefill, serving, always_free=always_free, progress=progress
         )
 
+    def _hybrid_store(self, settings: Settings, capacity_tokens: int | None) -> HybridStore:
+        from costcache.radix.hybrid import HybridStore
+
+        token = self.cost.token
+        if capacity_tokens is None:
+            states = 2 * len(self.trace) + 1
+            whole = int(self.keys.tokens.sum()) + self._deployment.page_size
+            memory = whole * token.kv_bytes + states * token.state_bytes
+        else:
+            memory = capacity_tokens * token.kv_bytes
+        return HybridStore(
+            self._model,
+            memory,
+            settings,
+            self._deployment,
+            state_share=None if capacity_tokens is None else self._state_share,
+            page_bytes=self.keys.bytes_per_page,
+            plugins=self._plugins,
+        )
+
     def _hybrid(
         self, settings: Settings, capacity_tokens: int | None, progress: Callable[[int], None] | None
     ) -> Outcome:
-        from costcache.radix.hybrid import HybridStore
         from costcache.sim.future import Clairvoyant
         from costcache.sim.hybrid import replay_states
 
         token, page, policy = self.cost.token, self._deployment.page_size, settings.policy
-        if capacity_tokens is None or policy == "infinite":
-            states = 2 * len(self.trace) + 1
-            memory = (int(self.keys.tokens.sum()) + page) * token.kv_bytes + states * token.state_bytes
-        else:
-            memory = capacity_tokens * token.kv_bytes
-        store = HybridStore(
-            self._model,
-            memory,
+        store = self._hybrid_store(
             settings.model_copy(update={"policy": "lru"}) if policy in OFFLINE else settings,
-            self._deployment,
-            state_share=None if capacity_tokens is None or policy == "infinite" else self._state_share,
-            page_bytes=self.keys.bytes_per_page,
-            plugins=self._plugins,
+            None if policy == "infinite" else capacity_tokens,
         )
         if policy == "optimum":
             store.use(policy, Clairvoyant(self.paths, page, token.kv_bytes, token.state_bytes))
         outcome = replay_states(self.trace, self.keys, store, progress=progress)
         return replace(outcome, policy=policy) if policy in OFFLINE else outcome
+
+    def watched(
+        self,
+        settings: Settings,
+        capacity_tokens: int | None,
+        watch: Callable[[VictimOrder], VictimOrder],
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> tuple[Outcome, list[Node]]:
+        """Replay the tree in the plain mode, with something that stands in front of the order.
+
+        Args:
+            settings: Policy and its settings, headroom, trimming.
+            capacity_tokens: Tokens in the pool; None for no limit.
+            watch: Given the policy's new order, returns the order to use.
+            progress: Called now and then with the number of requests done since the last call.
+
+        Returns:
+            What happened, and the nodes that are held at the end.
+
+        Raises:
+            PluginError: No such policy, or it cannot serve the model.
+            SettingsError: A setting is wrong, or the pool holds less than a page.
+        """
+        from costcache.sim.hybrid import replay_states
+        from costcache.sim.replay import replay
+
+        if self._model.has_states:
+            hybrid = self._hybrid_store(settings, capacity_tokens)
+            hybrid.use(hybrid.guard.name, watch(hybrid.guard.order))
+            outcome = replay_states(self.trace, self.keys, hybrid, progress=progress)
+            return outcome, hybrid.tree.records()
+        store = self._store(settings, capacity_tokens)
+        store.use(store.guard.name, watch(store.guard.order))
+        return replay(self.trace, self.keys, store, progress=progress), store.tree.records()
 
     def _offline(
         self, policy: str, capacity_tokens: int | None, progress: Callable[[int], None] | None

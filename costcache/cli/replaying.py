@@ -1,0 +1,78 @@
+"""Options that say what is replayed, shared by the commands that replay a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from costcache.cli.workload import read_assignment
+from costcache.errors import SettingsError
+
+__all__ = ["CAPACITIES", "eviction_options", "own_settings", "page_size_option", "states_option"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CAPACITIES = (
+    "Capacities: 5% (of the trace's distinct whole pages), 14054pages, 7195648tok, 50GB, 50GiB, "
+    "80GiB-16GiB (a GPU's memory less its weights), unlimited."
+)
+
+page_size_option = click.option(
+    "--page-size", type=click.IntRange(min=1), help="Tokens per page.  [default: the trace's block size]"
+)
+
+states_option = click.option(
+    "--mamba-full-memory-ratio",
+    type=click.FloatRange(min=0.0),
+    default=0.9,
+    show_default=True,
+    help="Models with states: memory for states over memory for KV, as SGLang's option of that name; 0 for "
+    "one pool that both share.",
+)
+
+
+def eviction_options(command: F) -> F:
+    """Add the options that say how a pool is evicted from."""
+    for option in (
+        click.option(
+            "--set",
+            "assignments",
+            multiple=True,
+            metavar="WHERE.FIELD=VALUE",
+            help="A setting of the model's plugin (architecture.floor=0.05) or of a policy "
+            "(slru.protected_threshold=3); repeat for more.",
+        ),
+        click.option(
+            "--trim",
+            type=click.Choice(["auto", "exact", "chunk", "off"]),
+            default="auto",
+            show_default=True,
+            help="How the last victim is cut.",
+        ),
+        click.option(
+            "--headroom", type=float, default=0.0, show_default=True, help="Share of the pool to leave free."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def own_settings(assignments: tuple[str, ...], policies: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """``--set`` options by what they are for: ``architecture`` or the name of a policy.
+
+    Raises:
+        SettingsError: One is for neither.
+    """
+    own: dict[str, dict[str, Any]] = {}
+    for text in assignments:
+        target, value = read_assignment(text, "--set")
+        where, dot, field = target.rpartition(".")
+        if not dot or where not in ("architecture", *policies):
+            raise SettingsError(
+                f"--set {text!r} is for {where or target!r}: write architecture.FIELD=VALUE or "
+                f"POLICY.FIELD=VALUE with one of the policies {', '.join(policies)}"
+            )
+        own.setdefault(where, {})[field] = value
+    return own
