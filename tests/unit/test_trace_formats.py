@@ -232,10 +232,10 @@ def test_weka_drops_turns_logged_twice_and_orders_agents_by_time(tmp_path: Path)
     trace = read(tmp_path, "weka", WEKA, arrivals="together")
     assert trace.sessions is not None
     assert trace.finish is not None
-    # First session: s at 0 for 2 s, and 4 s of thought; the sub-agent's request at 2 in between.
+    # First session: s at 0 for 2 s, n for 3 s, 4 s of thought; the sub-agent's request at 5 in between.
     first = trace.sessions == 0
     assert trace.input_tokens[first].tolist() == [130, 64, 200]
-    assert trace.timestamps[first].tolist() == [0.0, 2.0, 6.0]
+    assert trace.timestamps[first].tolist() == [0.0, 5.0, 9.0]
     # The dropped record's stop reason is its turn's.
     names = [trace.finish_names[i] if i >= 0 else "" for i in trace.finish[first]]
     assert names == ["tool_use", "", "end_turn"]
@@ -244,7 +244,19 @@ def test_weka_drops_turns_logged_twice_and_orders_agents_by_time(tmp_path: Path)
     assert ids[0][2] < 0  # what is behind the last whole block is nobody else's
     assert ids[1] == [3]
     assert trace.service_seconds is not None
+    assert trace.service_seconds[first].tolist() == [5.0, 1.0, 2.0]
     assert np.isnan(trace.service_seconds[~first]).all()
+
+
+@pytest.mark.parametrize(
+    ("times", "turn"), [((2.0, None), [2.0]), ((None, 3.0), [3.0]), ((None, None), None)]
+)
+def test_weka_turn_logged_twice_takes_the_time_that_is_known(
+    tmp_path: Path, times: tuple[float | None, float | None], turn: list[float] | None
+) -> None:
+    records = [call(kind, 0.0, 64, [3], api_time=time) for kind, time in zip("sn", times, strict=True)]
+    service = read(tmp_path, "weka", [session(records)]).service_seconds
+    assert (service if service is None else service.tolist()) == turn
 
 
 def test_weka_sessions_keep_their_own_clock_when_asked(tmp_path: Path) -> None:

@@ -65,6 +65,20 @@ def test_weka_as_stored_counts_turns_twice(traces_dir: Path) -> None:
     assert mine.ideal == pytest.approx(0.9712, abs=0.001)
 
 
+def test_weka_sessions_go_on_as_their_clock_says(traces_dir: Path) -> None:
+    # Think times are whole seconds, and so is the clock. The rest came side by side with the last one.
+    with open_source(traces_dir / "weka_cc_v6_global_57sessions.jsonl.gz") as source:
+        clock = read_weka(source)
+    before = clock.predecessors()
+    waited = before >= 0
+    assert clock.service_seconds is not None
+    assert clock.think_seconds is not None
+    ended = clock.timestamps[before[waited]] + clock.service_seconds[before[waited]]
+    late = clock.timestamps[waited] - ended - clock.think_seconds[waited]
+    assert (np.abs(late) <= 1.5).mean() > 0.85
+    assert late.max() < 5.0
+
+
 def test_sharegpt_with_outputs_cached(traces_dir: Path) -> None:
     trace = load_trace(traces_dir / "sharegpt_turn_lengths.jsonl.gz")
     mine = found(trace)

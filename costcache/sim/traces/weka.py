@@ -10,7 +10,8 @@ holds the requests of an agent of its own. Source: github.com/callanjfox/kv-cach
 - Global ids are hashes of content: the same one occurs behind different prefixes, and whoever
   replays them has to go by path, as :class:`~costcache.sim.trace.Trace` and the tree do.
 - A turn that was streamed (type ``s``) is often logged again (type ``n``) by the same agent with the
-  same ids. The second record is dropped; its stop reason is kept, as the first has none.
+  same ids, after the first. The second record is dropped; its stop reason is kept, as the first has none,
+  and its time counts to the turn's, since the next think time begins when it has ended.
 - Tokens behind the last whole block have an id of their own: nobody shares them.
 - A request of a sub-agent is on the session's clock if its ``t`` is not before the agent's own, else
   on the agent's. Requests of a session are ordered by time, whoever made them.
@@ -179,6 +180,7 @@ def _turns(session: _Requests, *, keep_all: bool) -> list[_Turn]:
             )
             if repeats and before is not None and not keep_all:
                 before.stop = before.stop or request.stop
+                before.api_time = _both(before.api_time, request.api_time)
             else:
                 think = request.think_time or 0.0
                 if before is None and ended is not None:
@@ -190,6 +192,11 @@ def _turns(session: _Requests, *, keep_all: bool) -> list[_Turn]:
 
     agent(session, 0.0, -1, None)
     return turns
+
+
+def _both(first: Seconds | None, second: Seconds | None) -> Seconds | None:
+    """The sum of two durations, either of which may be unknown."""
+    return second if first is None else first if second is None else first + second
 
 
 def _number(calls: list[_Call], first: int) -> int:
