@@ -8,11 +8,18 @@ then; in between, the worst one is on top of a heap.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import compress
+from operator import not_
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from costcache.records import NodeRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from costcache.policies.worth import Worth
 
 __all__ = ["AgeQueues", "Run", "Waiting"]
 
@@ -75,27 +82,31 @@ class Run(Generic[W]):
 
 
 class AgeQueues(Generic[W]):
-    """All runs, by class from old to new.
+    """All runs.
 
     Attributes:
-        runs: By class, the runs from old to new.
+        runs: Those that were there at the last merge, by class and from old to new, and the newer ones.
         now: The time for which runs are ranked.
     """
 
-    def __init__(self, worth: Callable[[int, float], float]) -> None:
-        """Start without classes.
+    def __init__(self, worth: Worth) -> None:
+        """Start without runs.
 
         Args:
             worth: What a class brings at an age; the lowest goes first.
         """
-        self.runs: list[list[Run[W]]] = []
+        import numpy as np
+
+        self.runs: list[Run[W]] = []
         self.now = 0.0
         self._worth = worth
-        self._current: list[Run[W] | None] = []  # takes what is used now, None before the first of a period
+        self._current: dict[int, Run[W]] = {}  # by class, what takes what is used now
         self._entries = 0
         self._ranked: list[tuple[float, float, int, Run[W]]] = []
         self._stamp = 0
         self._listings = 0
+        # Of the runs that were there at the last merge: class, and first and last use.
+        self._known = np.empty(0, np.int64), np.empty(0), np.empty(0)
 
     def __len__(self) -> int:
         """Entries, left over ones included."""
@@ -103,13 +114,10 @@ class AgeQueues(Generic[W]):
 
     def run(self, group: int, now: float) -> Run[W]:
         """The run of a class that takes what is used now."""
-        while group >= len(self.runs):
-            self.runs.append([])
-            self._current.append(None)
-        run = self._current[group]
+        run = self._current.get(group)
         if run is None:
             run = self._current[group] = Run(group, now)
-            self.runs[group].append(run)
+            self.runs.append(run)
         elif now > run.last:
             run.last = now
         return run
@@ -119,7 +127,7 @@ class AgeQueues(Generic[W]):
     def push(self, run: Run[W], place: W) -> None:
         """Let a leaf stand in a run, and nowhere else."""
         self._stamp = place.stamp = stamp = self._stamp + 1
-        heapq.heappush(run.heap, (place.record.recency, stamp, place))
+        heappush(run.heap, (place.record.recency, stamp, place))
         self._entries += 1
         if not run.listed:
             self._list(run)
@@ -127,8 +135,8 @@ class AgeQueues(Generic[W]):
     def _list(self, run: Run[W]) -> None:
         run.listed = True
         self._listings = number = self._listings + 1
-        worth = self._worth(run.group, self.now - (run.first + run.last) / 2)
-        heapq.heappush(self._ranked, (worth, run.first, number, run))
+        worth = self._worth.at(run.group, self.now - (run.first + run.last) / 2)
+        heappush(self._ranked, (worth, run.first, number, run))
 
     def pop(self) -> W | None:
         """The place of the least valuable leaf that may go, which stays where it is; None without any.
@@ -146,13 +154,13 @@ class AgeQueues(Generic[W]):
                     if record.live_children or record.locks:
                         place.stamp = 0
                     elif record.recency != recency:
-                        heapq.heapreplace(heap, (record.recency, stamp, place))
+                        heapreplace(heap, (record.recency, stamp, place))
                         continue
                     else:
                         return place
-                heapq.heappop(heap)
+                heappop(heap)
                 self._entries -= 1
-            heapq.heappop(ranked)
+            heappop(ranked)
             run.listed = False
         return None
 
@@ -160,34 +168,65 @@ class AgeQueues(Generic[W]):
 
     def rank(self, now: float) -> None:
         """End a period: close the runs that take what is used, and rank those that have leaves anew."""
-        self.now = now
-        self._current = [None] * len(self.runs)
-        ranked: list[tuple[float, float, int, Run[W]]] = []
-        worth = self._worth
-        for _, first, number, run in self._ranked:
-            if run.heap:
-                ranked.append((worth(run.group, now - (run.first + run.last) / 2), first, number, run))
-            else:
-                run.listed = False
-        heapq.heapify(ranked)
-        self._ranked = ranked
+        import numpy as np
 
-    def merge(self, now: float) -> None:
-        """Merge neighbours of about the same age, and drop what is empty; :meth:`rank` has to follow."""
         self.now = now
-        self._current = [None] * len(self.runs)
-        for group, runs in enumerate(self.runs):
-            if not runs:
-                continue
-            kept: list[Run[W]] = []
-            for run in runs:
-                if not run.risk and not run.heap:
-                    continue
-                if kept and run.last - kept[-1].first <= _NEAR * (now - run.last):
-                    self._join(kept[-1], run)
-                else:
-                    kept.append(run)
-            self.runs[group] = kept
+        self._current = {}
+        ranked = self._ranked
+        heaps = [entry[3].heap for entry in ranked]
+        if not all(heaps):
+            for _, _, _, run in compress(ranked, map(not_, heaps)):
+                run.listed = False
+            self._ranked = ranked = list(compress(ranked, heaps))
+        if ranked:
+            _, firsts, numbers, runs = zip(*ranked, strict=True)
+            middles = (np.array(firsts) + np.array([run.last for run in runs])) / 2
+            worths = self._worth.of([run.group for run in runs], now - middles)
+            self._ranked = ranked = list(zip(worths.tolist(), firsts, numbers, runs, strict=True))
+            heapify(ranked)
+
+    def merge(self, now: float) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """Merge neighbours of about the same age, and drop what is empty; :meth:`rank` has to follow.
+
+        Returns:
+            Class, age and tokens at risk of each run that is left, of shape [runs].
+        """
+        import numpy as np
+
+        self.now = now
+        self._current = {}
+        runs, (groups, firsts, lasts) = self.runs, self._known
+        new = runs[len(groups) :]
+        groups = np.concatenate((groups, np.array([run.group for run in new], np.int64)))
+        firsts = np.concatenate((firsts, [run.first for run in new]))
+        lasts = np.concatenate((lasts, [run.last for run in new]))
+        order = np.argsort(groups, kind="stable")
+        groups, firsts, lasts = groups[order], firsts[order], lasts[order]
+        runs = list(map(runs.__getitem__, order.tolist()))
+        risks = np.array([run.risk for run in runs], np.float64)
+        kept = risks != 0
+        for at in np.flatnonzero(~kept).tolist():
+            kept[at] = bool(runs[at].heap)
+        near = lasts[1:] - firsts[:-1] <= _NEAR * (now - lasts[1:])
+        near &= groups[1:] == groups[:-1]
+        near &= kept[1:]
+        for at in (np.flatnonzero(near) + 1).tolist():
+            newer, before = runs[at], at - 1
+            while before >= 0 and not kept[before]:
+                before -= 1
+            older = runs[before]
+            if (
+                before >= 0
+                and older.group == newer.group
+                and newer.last - older.first <= _NEAR * (now - newer.last)
+            ):
+                self._join(older, newer)
+                kept[at] = False
+                lasts[before] = newer.last
+                risks[before] += risks[at]
+        self.runs = list(compress(runs, kept.tolist()))
+        self._known = groups, firsts, lasts = groups[kept], firsts[kept], lasts[kept]
+        return groups, now - (firsts + lasts) / 2, risks[kept]
 
     def _join(self, older: Run[W], newer: Run[W]) -> None:
         older.last = newer.last
@@ -196,7 +235,7 @@ class AgeQueues(Generic[W]):
         if newer.heap:
             if older.heap:
                 older.heap += newer.heap
-                heapq.heapify(older.heap)
+                heapify(older.heap)
             else:
                 older.heap = newer.heap
             newer.heap = []
@@ -212,8 +251,7 @@ class AgeQueues(Generic[W]):
         if self._entries <= 2 * leaves + _SPARE:
             return
         self._entries = 0
-        for runs in self.runs:
-            for run in runs:
-                run.heap = [entry for entry in run.heap if entry[2].stamp == entry[1]]
-                heapq.heapify(run.heap)
-                self._entries += len(run.heap)
+        for run in self.runs:
+            run.heap = [entry for entry in run.heap if entry[2].stamp == entry[1]]
+            heapify(run.heap)
+            self._entries += len(run.heap)

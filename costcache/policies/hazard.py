@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +17,8 @@ from costcache.policies.outcomes import LEVELS, Classes
 from costcache.policies.pieces import Piece, Place, join, split_at
 from costcache.policies.shadow import ShadowLRU
 from costcache.policies.spec import PolicySpec
-from costcache.policies.survival import BINS, FIRST, LifeTable, age_bin, edges, index
+from costcache.policies.survival import BINS, LifeTable, age_bin, edges, index
+from costcache.policies.worth import Worth
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Curve", "Hazard", "HazardSettings"]
 
-_DEPTHS = 12
-"""Steps of √2 by which a token's recompute cost may exceed the first one's."""
 _TICKS = 16
 """Rankings while as many requests pass as there are leaves."""
 _SLOWER = 64
@@ -128,18 +126,14 @@ class Hazard(VictimOrder):
         self._memory = settings.memory
         self._table = LifeTable(LEVELS, settings.strength, 0.02)
         self._classes = Classes(self._table)
-        self._queues: AgeQueues[Place] = AgeQueues(self._worth_at)
+        self._worth = Worth(cost if settings.objective == "flops" else None)
+        self._depths = self._worth.depths
+        self._queues: AgeQueues[Place] = AgeQueues(self._worth)
         self._ghosts: Ghosts[list[Piece]] = Ghosts(capacity * settings.ghosts, self._lose)
         self._shadow = ShadowLRU()
         self._resident = 0
         self._most = 0  # resident tokens at most, since the last estimate
         self._room = 0  # what LRU would have; 0 before the first eviction
-        self._steps: list[int] = []
-        if settings.objective == "flops" and cost is not None:
-            self._steps = depth_steps(cost)
-        self._depths = len(self._steps) + 1
-        # Until something is known: as LRU.
-        self._worth = [[1.0 / (at + 1) for at in range(BINS + 1)]]
         self._shares: NDArray[np.float64] | None = None
         self._marked: list[Place] = []
         self._wanted: dict[Place, None] = {}
@@ -223,7 +217,7 @@ class Hazard(VictimOrder):
 
     def _use(self, piece: Piece, now: float, *, found: bool = True) -> None:
         """A piece is used: its interval ends. The next one gets its class when the request ends."""
-        value = 1.0 if self._depths == 1 else 2.0 ** (self._depth(piece) / 2)
+        value = 1.0 if self._depths == 1 else self._worth.factors[self._depth(piece)]
         piece.span = self._shadow.use(piece.span, piece.tokens, found=found, value=value)
         run = piece.run
         if run is None:  # the request before this one has not ended
@@ -359,7 +353,7 @@ class Hazard(VictimOrder):
 
     def _depth(self, piece: Piece) -> int:
         """How many times √2 as much a token of a piece costs to recompute as the first one."""
-        return bisect_right(self._steps, piece.start + piece.tokens // 2)
+        return self._worth.depth(piece.start + piece.tokens // 2)
 
     def curves(self) -> list[Curve]:
         """What has been learned, class by class, as of the last estimate."""
@@ -370,7 +364,7 @@ class Hazard(VictimOrder):
             row = slice(number * BINS, (number + 1) * BINS)
             reused = sum(table.used[row])
             own = [] if shares is None or number >= known else shares[number].tolist()
-            worth = self._worth[number] if number < len(self._worth) else []
+            worth = self._worth.table[number].tolist() if number < len(self._worth.table) else []
             label = self._classes.label(number)
             found.append(Curve(label, reused + sum(table.lost[row]), reused, own, worth))
         return found
@@ -459,58 +453,18 @@ class Hazard(VictimOrder):
             self._table.fade(self._memory)
         if self._shadow.judge() and self._shadow.behind:
             self._table.fade(_DOUBT)
+        self._worth.behind = self._shadow.behind
         queues, now = self._queues, self._now
         queues.sweep(self._nodes)
-        queues.merge(now)
-        runs = [run for group in queues.runs for run in group]
-        living = np.zeros((len(self._table), BINS))
-        if runs:
-            group = np.array([run.group for run in runs]) // self._depths
-            age = now - np.array([(run.first + run.last) / 2 for run in runs])
-            at = np.clip(np.searchsorted(edges(), age, side="right") - 1, 0, BINS - 1)
-            np.add.at(living, (group, at), np.array([float(run.risk) for run in runs]))
-        self._shares = self._table.shares(living, now - self._began)
-        worth = index(self._shares, edges())
-        self._worth = np.concatenate((worth, worth[:, -1:]), axis=1).tolist()
+        groups, ages, risks = queues.merge(now)
+        classes = len(self._table)
+        at = np.clip(np.searchsorted(edges(), ages, side="right") - 1, 0, BINS - 1)
+        at = at * classes + groups // self._depths
+        living = np.bincount(at, risks, BINS * classes).astype(float, copy=False).reshape(BINS, classes)
+        shares = self._table.shares(living, now - self._began)
+        self._shares = shares.T
+        self._worth.learn(index(shares, edges()))
         self._rank()
-
-    def _worth_at(self, group: int, age: float) -> float:
-        """Worth of a class at an age, interpolated between the bins."""
-        if self._shadow.behind:
-            return -age
-        factor = 1.0
-        if self._depths > 1:
-            group, depth = divmod(group, self._depths)
-            factor = 2.0 ** (depth / 2)
-        worth = self._worth[group if group < len(self._worth) else 0]
-        if age <= 0.0:
-            return worth[0] * factor
-        at = 2.0 * (math.log2(age) + FIRST) + 1.0
-        if at <= 0.0:
-            return worth[0] * factor
-        if at >= BINS:
-            return worth[BINS] * factor
-        low = int(at)
-        value = worth[low]
-        return (value + (worth[low + 1] - value) * (at - low)) * factor
-
-
-def depth_steps(cost: CostModel) -> list[int]:
-    """Depths in tokens from which a token costs √2, 2, 2√2, ... times as many FLOPs as the first one."""
-    first = cost.recompute_flops(0, 1)
-    steps: list[int] = []
-    for step in range(1, _DEPTHS):
-        low, high = 0, 1 << 24
-        while low < high:
-            middle = (low + high) // 2
-            if cost.recompute_flops(middle, middle + 1) >= first * 2.0 ** (step / 2 - 0.25):
-                high = middle
-            else:
-                low = middle + 1
-        if low >= 1 << 24:
-            break
-        steps.append(low)
-    return steps
 
 
 def _make(cost: CostModel, pools: tuple[PoolState, ...], settings: HazardSettings) -> VictimOrder:

@@ -50,8 +50,8 @@ class HazardExplained:
 
     def worth(self, group: int, age: float) -> float:
         """Expected uses of a token per unit of the clock, as of the last estimate."""
-        worth = self._order._worth
-        return worth[group if group < len(worth) else 0][age_bin(age)]
+        table = self._order._worth.table
+        return float(table[group if group < len(table) else 0, age_bin(age)])
 
     def unused(self, group: int) -> list[float]:
         """Share that is not used again up to each age, as of the last estimate."""

@@ -249,12 +249,13 @@ class HazardStates(StateOrder):
         import numpy as np
 
         now = self._now
-        living = np.zeros((len(self._table), BINS))
+        living = np.zeros((BINS, len(self._table)))
         ghosts = [life for _, life in self._ghosts.values() if life is not None]
         for life in (*self._lives.values(), *ghosts):
-            living[life.group, age_bin(now - life.since)] += 1.0
-        self._shares = self._table.shares(living, now - (self._began or 0.0))
-        self._worth = index(self._shares, edges()).tolist()
+            living[age_bin(now - life.since), life.group] += 1.0
+        shares = self._table.shares(living, now - (self._began or 0.0))
+        self._shares = shares.T
+        self._worth = index(shares, edges()).T.tolist()
 
     def explained(self) -> StatesExplained:
         return StatesExplained(self)

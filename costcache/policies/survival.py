@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,12 +35,14 @@ def age_bin(age: float) -> int:
     return 0 if at < 0 else at if at < BINS else BINS - 1
 
 
+@cache
 def edges() -> NDArray[np.float64]:
-    """Where each bin begins, and where the last ends; float64 of shape [BINS + 1]."""
+    """Where each bin begins, and where the last ends; float64 of shape [BINS + 1], not to be written to."""
     import numpy as np
 
     starts: NDArray[np.float64] = np.exp2((np.arange(BINS + 1) - 1) / 2 - FIRST)
     starts[0] = 0.0
+    starts.setflags(write=False)
     return starts
 
 
@@ -56,7 +59,8 @@ def survival(
     at risk for half of it. Each share is drawn to a prior.
 
     Args:
-        used: Weight of what was used again at an age in each bin, float64 of shape [..., bins].
+        used: Weight of what was used again at an age in each bin, float64 of shape [bins, ...]. Bins come
+            first here, since then what is added up and compared is contiguous.
         lost: Weight of what was seen unused up to an age in the bin, and no longer; same shape.
         prior: Shares expected before anything is seen, broadcast to the same shape.
         weight: What the prior weighs.
@@ -69,19 +73,23 @@ def survival(
     """
     import numpy as np
 
-    ended = used + lost
-    at_risk = np.cumsum(ended[..., ::-1], axis=-1)[..., ::-1] - lost / 2
+    at_risk = np.cumsum((used + lost)[::-1], axis=0)[::-1] - lost * 0.5
     for _ in range(smoothings):
         used, at_risk = _smooth(used), _smooth(at_risk)
-    shares: NDArray[np.float64] = (used + weight * prior) / np.maximum(at_risk + weight, 1e-12)
+    shares: NDArray[np.float64] = used + weight * prior
+    shares /= np.maximum(at_risk + weight, 1e-12)
     return shares
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
     import numpy as np
 
-    wider = np.concatenate((values[..., :1], values, values[..., -1:]), axis=-1)
-    smooth: NDArray[np.float64] = (wider[..., :-2] + values + wider[..., 2:]) / 3
+    smooth = np.empty_like(values)
+    np.add(values[:-1], values[1:], out=smooth[1:])
+    np.add(values[0], values[0], out=smooth[0])
+    smooth[:-1] += values[1:]
+    smooth[-1] += values[-1]
+    smooth /= 3
     return smooth
 
 
@@ -93,11 +101,12 @@ def index(shares: NDArray[np.float64], starts: NDArray[np.float64]) -> NDArray[n
     T ends with one.
 
     Args:
-        shares: Of each bin, float64 of shape [classes, bins].
+        shares: Of each bin, float64 of shape [bins, classes].
         starts: Where each bin begins, and where the last ends, float64 of shape [bins + 1].
 
     Returns:
-        The index at the start of each bin, float64 of shape [classes, bins].
+        The index at the start of each bin, and the last one once more for where that ends, float64 of shape
+        [bins + 1, classes].
 
     Source: the density of N. Beckmann, H. Chen and A. Cidon, "LHD: improving cache hit rate by maximizing hit
     density", NSDI 2018, with the best time to give up in place of the time of eviction, as in the index of
@@ -105,19 +114,22 @@ def index(shares: NDArray[np.float64], starts: NDArray[np.float64]) -> NDArray[n
     """
     import numpy as np
 
-    classes, bins = shares.shape
-    alive = np.ones((bins + 1, classes))  # by bin first: then what is compared is contiguous
-    np.cumprod(1.0 - shares.T, axis=0, out=alive[1:])
+    bins, classes = shares.shape
+    alive = np.ones((bins + 1, classes))
+    np.cumprod(1.0 - shares, axis=0, out=alive[1:])
     spent = np.zeros((bins + 1, classes))
-    np.cumsum((alive[:-1] + alive[1:]) / 2 * np.diff(starts)[:, None], axis=0, out=spent[1:])
+    np.cumsum((alive[:-1] + alive[1:]) * (0.5 * np.diff(starts))[:, None], axis=0, out=spent[1:])
     spent += starts[:, None] * 1e-9  # what nothing survives costs nothing, and is worth nothing
-    best = np.zeros((bins, classes))
+    best = np.zeros((bins + 1, classes))
+    gains, costs = np.empty((2, bins, classes))
     for ahead in _AHEAD:
-        if ahead <= bins:
-            gain = alive[:-ahead] - alive[ahead:]
-            gain /= spent[ahead:] - spent[:-ahead]
-            np.maximum(best[: bins + 1 - ahead], gain, out=best[: bins + 1 - ahead])
-    return np.ascontiguousarray(best.T)
+        last = bins + 1 - ahead
+        if last > 0:
+            gain = np.subtract(alive[:last], alive[ahead:], out=gains[:last])
+            gain /= np.subtract(spent[ahead:], spent[:last], out=costs[:last])
+            np.maximum(best[:last], gain, out=best[:last])
+    best[bins] = best[bins - 1]
+    return best
 
 
 class LifeTable:
@@ -150,6 +162,7 @@ class LifeTable:
         self._share = share
         self._tokens = 0.0
         self._squares = 0.0
+        self._kinship: _Kinship | None = None
 
     def __len__(self) -> int:
         """Number of classes."""
@@ -184,30 +197,65 @@ class LifeTable:
 
         Args:
             living: Tokens of each class that are at an age in each bin now, float64 of shape
-                [classes, BINS].
+                [BINS, classes].
             watched: Time since the first interval began. An age that is not small beside it was seen in one
                 stretch of the past only, and tells less than the count of tokens says.
+
+        Returns:
+            Float64 of the shape of ``living``.
         """
         import numpy as np
 
-        used = np.array(self.used).reshape(-1, BINS)
-        lost = np.array(self.lost).reshape(-1, BINS) + living
+        if self._kinship is None or len(self._kinship.family) != len(self):
+            self._kinship = _Kinship(self._family, self._scale, self._families)
+        kin = self._kinship
+        used = np.array(np.asarray(self.used).reshape(-1, BINS).T, order="C")
+        lost = np.asarray(self.lost).reshape(-1, BINS).T + living
         # Tokens of a node share their fate: many small intervals tell more than a few large ones.
         once = self._strength * (self._squares / self._tokens if self._tokens else 1.0)
-        weight = once * (1.0 + np.minimum(_ONE_STRETCH * edges()[:-1] / max(watched, 1e-9), 1e6))
-        family = np.array(self._family)
-        of_all = survival(used.sum(0), lost.sum(0), self._share, weight)
-        members = np.zeros((self._families, len(family)))
-        members[family, np.arange(len(family))] = 1.0
-        prior = survival(members @ used, members @ lost, of_all, weight)[family]
-        shift = np.array([age_bin(scale) if scale else -1 for scale in self._scale])
-        scaled = np.flatnonzero(shift >= 0)
+        doubt = 1.0 + np.minimum(_ONE_STRETCH * edges()[:-1] / max(watched, 1e-9), 1e6)
+        weight = (once * doubt)[:, None]
+        used_by, lost_by = used @ kin.members, lost @ kin.members
+        of_all = survival(used_by.sum(1)[:, None], lost_by.sum(1)[:, None], self._share, weight)
+        prior = survival(used_by, lost_by, of_all, weight)[:, kin.family]
+        scaled = kin.scaled
         if scaled.size:
-            # Bin j of a scaled curve is bin j - BINS behind the one of the scale.
-            at = np.arange(BINS) - shift[scaled][:, None] + BINS
-            rows, members = np.arange(scaled.size)[:, None], members[:, scaled]
-            curves = np.zeros((2, scaled.size, 2 * BINS))
-            curves[0, rows, at], curves[1, rows, at] = used[scaled], lost[scaled]
-            by_scale = survival(members @ curves[0], members @ curves[1], self._share, once)
-            prior[scaled] = np.sqrt(prior[scaled] * by_scale[family[scaled][:, None], at])
+            by_scale = survival(kin.by_scale(used), kin.by_scale(lost), self._share, once)
+            prior[:, scaled] = np.sqrt(prior[:, scaled] * by_scale.take(kin.at))
         return survival(used, lost, prior, weight, _SMOOTHINGS)
+
+
+class _Kinship:
+    """Families and scales of the classes of a table, as arrays.
+
+    Attributes:
+        family: Family of each class, int64 of shape [classes].
+        members: 1.0 where a class is of a family, float64 of shape [classes, families].
+        scaled: Classes that have a time scale.
+        at: For each bin of each of these, its place in a curve of its family in units of the scale, as an
+            index of an array of shape [2 * BINS, families]; int64 of shape [BINS, scaled]. Bin j of a
+            scaled curve is bin j - BINS behind the one of the scale.
+    """
+
+    def __init__(self, family: list[int], scale: list[float], families: int) -> None:
+        import numpy as np
+
+        self.family = np.array(family, np.int64)
+        self.members = np.zeros((len(family), families))
+        self.members[np.arange(len(family)), self.family] = 1.0
+        shift = np.array([age_bin(own) if own else -1 for own in scale], np.int64)
+        self.scaled = np.flatnonzero(shift >= 0)
+        at = np.arange(BINS)[:, None] - shift[self.scaled] + BINS
+        self.at = at * families + self.family[self.scaled]
+        self._shape = 2 * BINS, families
+
+    def by_scale(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Tokens by bin of age in units of the scale and by family, from those by bin and class."""
+        import numpy as np
+
+        rows, families = self._shape
+        own = tokens[:, self.scaled]
+        found: NDArray[np.float64] = np.bincount(self.at.ravel(), own.ravel(), rows * families).astype(
+            float, copy=False
+        )
+        return found.reshape(rows, families)

@@ -10,10 +10,11 @@ import pytest
 from costcache import RadixCache, RequestInfo
 from costcache.cost import CostModel
 from costcache.errors import SettingsError
-from costcache.policies.hazard import Hazard, depth_steps
+from costcache.policies.hazard import Hazard
 from costcache.policies.outcomes import Classes, Outcome
 from costcache.policies.pieces import Place
 from costcache.policies.survival import BINS, LifeTable, age_bin
+from costcache.policies.worth import depth_steps
 from costcache.radix import Node
 from costcache.records import NodeRecord
 from tests.property.kit import MODEL, check_structure, drain, manager, nodes_of
@@ -58,7 +59,7 @@ def worth_of(order: Hazard, record: NodeRecord) -> tuple[float, float]:
     """What the queues go by, found without them."""
     run = record.data.pieces[-1].run.whole()
     age = order._queues.now - (run.first + run.last) / 2
-    return order._worth_at(run.group, age), run.first
+    return order._worth.at(run.group, age), run.first
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -117,9 +118,8 @@ def check_books(cache: RadixCache) -> None:
         if piece.run is not None:
             run = piece.run.whole()
             risk[id(run)] = risk.get(id(run), 0) + piece.tokens
-    for runs in order._queues.runs:
-        for run in runs:
-            assert run.risk == risk.get(id(run), 0)
+    for run in order._queues.runs:
+        assert run.risk == risk.get(id(run), 0)
 
 
 def test_the_same_stream_gives_the_same_victims() -> None:
@@ -225,7 +225,7 @@ def test_memory_is_bounded() -> None:
     assert len(order._classes) <= 768
     assert len(order._queues) <= 2 * cache.stats().nodes + 1024 + 100
     assert len(order._marked) <= 100
-    assert sum(map(len, order._queues.runs)) <= sum(len(n.data.pieces) for n in nodes_of(cache)) + len(
+    assert len(order._queues.runs) <= sum(len(n.data.pieces) for n in nodes_of(cache)) + len(
         order._ghosts
     ) * 9 + len(order._classes)
 
@@ -292,7 +292,7 @@ def test_flops_count_more_in_the_depth() -> None:
     for n, depth in enumerate(steps, 1):
         assert cost.recompute_flops(depth, depth + 1) / first == pytest.approx(2 ** (n / 2 - 0.25), rel=0.01)
     order = order_of(cache)
-    assert order._worth_at(3, 0.0) == pytest.approx(order._worth_at(1, 0.0) * 2)
+    assert order._worth.at(3, 0.0) == pytest.approx(order._worth.at(1, 0.0) * 2)
     for prompt in stream(2, 200):
         ask(cache, prompt)
     drain(cache)

@@ -66,7 +66,7 @@ def test_the_index_is_the_best_of_all_waits(shares: list[float]) -> None:
     alive = [1.0]
     for share in shares:
         alive.append(alive[-1] * (1.0 - share))
-    found = index(np.array([shares]), starts)[0]
+    found = index(np.array([shares]).T, starts)[:, 0]
     for a in range(bins):
         best = 0.0
         for b in range(a + 1, min(bins, a + 8) + 1):
@@ -83,7 +83,7 @@ def test_the_waits_that_are_left_out_cost_little(shares: list[float]) -> None:
     alive = np.concatenate(([1.0], np.cumprod(1.0 - np.array(shares)), np.zeros(20)))
     alive[45:] = alive[44]
     spent = np.concatenate(([0.0], np.cumsum((alive[1:] + alive[:-1]) / 2 * np.diff(starts))))
-    found = index(np.array([shares + [0.0] * 20]), starts)[0]
+    found = index(np.array([shares + [0.0] * 20]).T, starts)[:, 0]
     for a in range(44):
         if alive[a] < 1e-3:
             break
@@ -96,7 +96,7 @@ def test_the_waits_that_are_left_out_cost_little(shares: list[float]) -> None:
 def test_an_empty_table_is_lru() -> None:
     table = LifeTable(1, 5.0, 0.02)
     table.add_class(0)
-    worth = index(table.shares(np.zeros((1, BINS)), 1e9), edges())[0]
+    worth = index(table.shares(np.zeros((BINS, 1)), 1e9), edges())[:-1, 0]
     assert (np.diff(worth[1:-1]) < 0).all()
 
 
@@ -109,13 +109,13 @@ def test_classes_are_drawn_to_their_family_and_leave_it_with_evidence() -> None:
             table.interval(1)
         table.used[rich * BINS + at] += 1
         table.lost[other * BINS + age_bin(100.0)] += 1
-    shares = table.shares(np.zeros((3, BINS)), 1e9)
+    shares = table.shares(np.zeros((BINS, 3)), 1e9).T
     assert shares[rich, at] > 0.4  # smoothing spreads it over five bins
     assert shares[poor, at] > 0.4  # nothing was seen of it, but its family is known
     assert shares[other, at] < 0.02
     for _ in range(1000):
         table.lost[poor * BINS + age_bin(100.0)] += 1
-    assert table.shares(np.zeros((3, BINS)), 1e9)[poor, at] < 0.05
+    assert table.shares(np.zeros((BINS, 3)), 1e9)[at, poor] < 0.05
 
 
 def test_classes_with_a_scale_learn_from_each_other() -> None:
@@ -125,7 +125,7 @@ def test_classes_with_a_scale_learn_from_each_other() -> None:
     for _ in range(1000):
         table.interval(1)
         table.used[fast * BINS + age_bin(8.0)] += 1
-    shares = table.shares(np.zeros((2, BINS)), 1e9)
+    shares = table.shares(np.zeros((BINS, 2)), 1e9).T
     alive = np.cumprod(1.0 - shares, axis=1)
     assert alive[fast, age_bin(3.0)] > 0.9
     assert alive[fast, age_bin(24.0)] < 0.5
@@ -139,10 +139,10 @@ def test_what_lives_counts_as_unused_so_far() -> None:
     for _ in range(10):
         table.interval(1)
         table.used[age_bin(10.0)] += 1
-    living = np.zeros((1, BINS))
-    before = table.shares(living, 1e9)[0, age_bin(10.0)]
-    living[0, age_bin(1000.0)] = 90
-    assert table.shares(living, 1e9)[0, age_bin(10.0)] < before / 5
+    living = np.zeros((BINS, 1))
+    before = table.shares(living, 1e9)[age_bin(10.0), 0]
+    living[age_bin(1000.0), 0] = 90
+    assert table.shares(living, 1e9)[age_bin(10.0), 0] < before / 5
 
 
 def test_what_fades_weighs_less() -> None:
