@@ -32,6 +32,10 @@ EVENTS = (
 )
 
 
+_OF_TWO = frozenset({"split", "trim", "finish"})
+"""Events that tell of two things. Calls with ``*`` would cost as much as a short handler."""
+
+
 class OrderGuard:
     """One order's event handlers, each None where the order does not listen.
 
@@ -122,14 +126,22 @@ class OrderGuard:
         self.order.load(self.records())
 
     def _guarded(self, event: str, handler: Callable[..., None]) -> Callable[..., None]:
-        def call(record: Any, *more: Any) -> None:
+        def call(record: Any) -> None:
             if self.fallbacks:
                 return  # from a walk that began before the fallback: record.data is LRU's now
             try:
-                handler(record, *more)
+                handler(record)
             except Exception as error:
                 # The cache is consistent before every event, so LRU can start from its records;
                 # they include what this event told.
                 self.drop(f"{event} raised", error)
 
-        return call
+        def call_with_two(first: Any, second: Any) -> None:
+            if self.fallbacks:
+                return
+            try:
+                handler(first, second)
+            except Exception as error:
+                self.drop(f"{event} raised", error)
+
+        return call_with_two if event in _OF_TWO else call

@@ -7,7 +7,6 @@ the simulator and the server adapter.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -258,8 +257,7 @@ class PoolState(NamedTuple):
         return min(requested - rest + self.page_size, max(self.capacity, requested)) if rest else requested
 
 
-@dataclass(frozen=True, slots=True)
-class RequestInfo:
+class RequestInfo(NamedTuple):
     """What is known of a request when it finishes; everything is optional.
 
     Attributes:

@@ -86,6 +86,7 @@ class AgeQueues(Generic[W]):
 
     Attributes:
         runs: Those that were there at the last merge, by class and from old to new, and the newer ones.
+        current: By class, the run that takes what is used now, if it has begun.
         now: The time for which runs are ranked.
     """
 
@@ -100,7 +101,7 @@ class AgeQueues(Generic[W]):
         self.runs: list[Run[W]] = []
         self.now = 0.0
         self._worth = worth
-        self._current: dict[int, Run[W]] = {}  # by class, what takes what is used now
+        self.current: dict[int, Run[W]] = {}
         self._entries = 0
         self._ranked: list[tuple[float, float, int, Run[W]]] = []
         self._stamp = 0
@@ -112,14 +113,10 @@ class AgeQueues(Generic[W]):
         """Entries, left over ones included."""
         return self._entries
 
-    def run(self, group: int, now: float) -> Run[W]:
-        """The run of a class that takes what is used now."""
-        run = self._current.get(group)
-        if run is None:
-            run = self._current[group] = Run(group, now)
-            self.runs.append(run)
-        elif now > run.last:
-            run.last = now
+    def begin(self, group: int, now: float) -> Run[W]:
+        """Begin a run of a class that has no current one."""
+        run = self.current[group] = Run(group, now)
+        self.runs.append(run)
         return run
 
     # -- leaves ------------------------------------------------------------------------------
@@ -171,7 +168,7 @@ class AgeQueues(Generic[W]):
         import numpy as np
 
         self.now = now
-        self._current = {}
+        self.current = {}
         ranked = self._ranked
         heaps = [entry[3].heap for entry in ranked]
         if not all(heaps):
@@ -194,7 +191,7 @@ class AgeQueues(Generic[W]):
         import numpy as np
 
         self.now = now
-        self._current = {}
+        self.current = {}
         runs, (groups, firsts, lasts) = self.runs, self._known
         new = runs[len(groups) :]
         groups = np.concatenate((groups, np.array([run.group for run in new], np.int64)))

@@ -40,9 +40,10 @@ class Ghosts(Generic[M]):
         """Remember a node that goes with ``tokens`` tokens; one without a name leaves nothing."""
         if name is None:
             return
-        before = self.take(name)
-        if before is not None and self._dropped is not None:
-            self._dropped(before)
+        if name in self._memories:
+            before = self.take(name)
+            if before is not None and self._dropped is not None:
+                self._dropped(before)
         self._memories[name] = (memory, tokens)
         self.tokens += tokens
         while self.tokens > self._room:

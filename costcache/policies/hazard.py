@@ -150,8 +150,12 @@ class Hazard(VictimOrder):
     def insert(self, record: NodeRecord) -> None:
         if not self._nodes and not self._requests:
             self._began = record.last_use
-        self._now = max(self._now, record.last_use)
-        at, end, now = record.depth, record.end, self._now
+        now, at, tokens, ghosts = record.last_use, record.depth, record.tokens, self._ghosts
+        if now > self._now:
+            self._now = now
+        else:
+            now = self._now
+        end = at + tokens
         back: list[Piece] = []
         if at:
             # What comes behind a node that was trimmed is, but for rare cases, what was trimmed off.
@@ -162,14 +166,15 @@ class Hazard(VictimOrder):
         else:
             self._requests += 1
             self._shadow.end_request()
-        self._resident += record.tokens
-        self._most = max(self._most, self._resident)
+        self._resident = resident = self._resident + tokens
+        if resident > self._most:  # noqa: PLR1730 # max is a call
+            self._most = resident
         pieces: list[Piece] = []
         gone: list[Piece] = []
         while at < end:
             if not back:
-                name = record.prefix_hash(at - record.depth) if len(self._ghosts) else None
-                back = self._ghosts.take(name) or []
+                name = record.prefix_hash(at - record.depth) if ghosts.tokens else None
+                back = ghosts.take(name) or []
             if not back:
                 piece = Piece(at, end - at, now, self._classes.open)
                 piece.span = self._shadow.use(None, end - at, found=False)
@@ -184,7 +189,7 @@ class Hazard(VictimOrder):
         place = record.data = Place(record, pieces if len(pieces) < 2 else join(pieces), gone)
         self._nodes += 1
         if self._room:
-            self._shadow.fit(max(self._room, self._resident))
+            self._shadow.fit(resident if resident > self._room else self._room)
         self._marked.append(place)
         place.marked = True
 
@@ -196,7 +201,8 @@ class Hazard(VictimOrder):
         place.uses = uses
         place.until = 0
         now = record.last_use
-        self._now = max(self._now, now)
+        if now > self._now:  # noqa: PLR1730 # max is a call
+            self._now = now
         if not record.depth:
             self._requests += 1
             self._shadow.end_request()
@@ -217,18 +223,18 @@ class Hazard(VictimOrder):
 
     def _use(self, piece: Piece, now: float, *, found: bool = True) -> None:
         """A piece is used: its interval ends. The next one gets its class when the request ends."""
-        value = 1.0 if self._depths == 1 else self._worth.factors[self._depth(piece)]
-        piece.span = self._shadow.use(piece.span, piece.tokens, found=found, value=value)
-        run = piece.run
+        tokens, depths, run = piece.tokens, self._depths, piece.run
+        value = 1.0 if depths == 1 else self._worth.factors[self._depth(piece)]
+        piece.span = self._shadow.use(piece.span, tokens, found, value)
         if run is None:  # the request before this one has not ended
             group = piece.group
         else:
             if run.into is not None:
                 run = run.whole()
-            group = run.group // self._depths
-            run.risk -= piece.tokens
+            group = run.group if depths == 1 else run.group // depths
+            run.risk -= tokens
             piece.run = None
-        self._table.used[group * BINS + age_bin(now - piece.since)] += piece.tokens
+        self._table.used[group * BINS + age_bin(now - piece.since)] += tokens
         hits = piece.hits
         piece.hits = hits + 1
         piece.since = now
@@ -278,7 +284,8 @@ class Hazard(VictimOrder):
         if name is None:
             self._lose(pieces)
         else:
-            self._ghosts.keep(name, sum([piece.tokens for piece in pieces]), pieces)
+            last = pieces[-1]
+            self._ghosts.keep(name, last.start + last.tokens - pieces[0].start, pieces)
         parent = record.parent
         if parent is not None and parent.is_evictable:
             self._mark(parent.data)
@@ -321,7 +328,8 @@ class Hazard(VictimOrder):
                 break  # the root, or an end that has been evicted
             moved = False
             for piece in place.pieces:
-                if piece.group == open_class:
+                group = piece.group
+                if group == open_class:
                     if record.creator != number:
                         continue  # its own request is still running
                     if piece.run is not None:
@@ -329,7 +337,7 @@ class Hazard(VictimOrder):
                     piece.group = group = classes.fresh(made, outcome)
                     piece.since = now
                 elif piece.run is None:
-                    group = classes.after(piece.group, outcome)
+                    group = classes.after(group, outcome)
                 else:
                     continue
                 self._begin(piece, group)
@@ -344,12 +352,18 @@ class Hazard(VictimOrder):
 
     def _begin(self, piece: Piece, group: int) -> None:
         """The interval since the last use of a piece counts for a class from now on."""
-        depths, tokens = self._depths, piece.tokens
+        depths, tokens, now, table = self._depths, piece.tokens, self._now, self._table
         if depths > 1:
             group = group * depths + self._depth(piece)
-        piece.run = run = self._queues.run(group, self._now)
+        run = self._queues.current.get(group)
+        if run is None:
+            run = self._queues.begin(group, now)
+        elif now > run.last:
+            run.last = now
+        piece.run = run
         run.risk += tokens
-        self._table.interval(tokens)
+        table.tokens += tokens
+        table.squares += tokens * tokens
 
     def _depth(self, piece: Piece) -> int:
         """How many times √2 as much a token of a piece costs to recompute as the first one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from typing import NamedTuple
 
@@ -13,7 +12,8 @@ __all__ = ["LEVELS", "Classes", "Outcome"]
 
 LEVELS = 6
 """Families of classes: used once, 2, 3 or 4, 5 to 8, 9 to 16 times, and more often."""
-_SHORTEST, _LONGEST = -1, 15
+_SPANS = [2.0**exponent for exponent in range(-1, 15)]
+"""Mean intervals from which on classes of what was used more than once differ."""
 _OUTPUTS = (50, 200, 500)
 _PROMPTS = (2_000, 8_000, 32_000)
 _REASONS = 6
@@ -48,8 +48,7 @@ class Classes:
         self._after: dict[int, int] = {}
         self._reasons: set[str] = set()
         self.open = self._number(0, "used once, by a request that has not ended")
-        spans = _LONGEST - _SHORTEST + 1
-        self._reused = [[-1] * spans for _ in range(LEVELS)]
+        self._reused = [[-1] * (len(_SPANS) + 1) for _ in range(LEVELS)]
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -72,8 +71,11 @@ class Classes:
                 reason = None
         if priority:
             priority = max(-_PRIORITIES, min(priority, _PRIORITIES))
-        outcome = Outcome(bisect_right(_OUTPUTS, info.output_tokens), reason, priority)
-        return self._outcomes.setdefault(outcome, len(self._outcomes))
+        key = bisect_right(_OUTPUTS, info.output_tokens), reason, priority
+        number: int | None = self._outcomes.get(key)  # type: ignore[call-overload] # an equal tuple, made faster
+        if number is None:
+            number = self._outcomes[Outcome(*key)] = len(self._outcomes)
+        return number
 
     def fresh(self, new_tokens: int, outcome: int) -> int:
         """What a request made that brought ``new_tokens`` never-seen tokens, and ended so."""
@@ -93,14 +95,10 @@ class Classes:
         level = (hits - 1).bit_length()
         if level >= LEVELS:
             level = LEVELS - 1
-        span = math.frexp(interval)[1] - _SHORTEST if interval > 0.0 else 0
-        if span < 0:
-            span = 0
-        elif span > _LONGEST - _SHORTEST:
-            span = _LONGEST - _SHORTEST
+        span = bisect_right(_SPANS, interval)
         number = self._reused[level][span]
         if number < 0:
-            scale = 2.0 ** (span + _SHORTEST)
+            scale = _SPANS[0] * 2.0**span
             times = f"{2 ** (level - 1) + 1}+" if level > 1 else "2"
             label = f"used {times} times, every {scale / 2:g} to {scale:g}"
             number = self._reused[level][span] = self._number(level, label, scale * 0.7)

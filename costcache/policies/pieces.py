@@ -66,7 +66,8 @@ class Place(Waiting):
     __slots__ = ("gone", "marked", "pieces", "until", "uses")
 
     def __init__(self, record: NodeRecord, pieces: list[Piece], gone: list[Piece]) -> None:
-        super().__init__(record)
+        self.record = record
+        self.stamp = 0
         self.uses = record.uses
         self.pieces = pieces
         self.gone = gone

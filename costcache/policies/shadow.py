@@ -64,7 +64,7 @@ class ShadowLRU:
         self._pause = 0
         self._next_pause = _PAUSE
 
-    def use(self, span: Span | None, tokens: int, *, found: bool, value: float = 1.0) -> Span:
+    def use(self, span: Span | None, tokens: int, found: bool, value: float = 1.0) -> Span:
         """Tokens are used, or new where ``span`` is None; returns where they belong now.
 
         Args:
@@ -73,7 +73,6 @@ class ShadowLRU:
             found: They were in the cache.
             value: What a hit of one token is worth to the verdict.
         """
-        newest = self._newest
         if span is None:
             self._held += tokens
         elif span.gone:
@@ -83,9 +82,8 @@ class ShadowLRU:
                 self._request += tokens * value
         else:
             kept = tokens
-            excess = self._held - self._room
-            if excess > 0 and span is self._spans[0]:  # LRU would have evicted a part of it
-                kept -= int(tokens * min(1.0, excess / span.tokens))
+            if span is self._spans[0] and (excess := self._held - self._room) > 0:
+                kept -= int(tokens * min(1.0, excess / span.tokens))  # LRU would have evicted a part of it
             span.tokens -= tokens
             if not found:
                 self.lost += kept
@@ -93,6 +91,7 @@ class ShadowLRU:
             elif kept < tokens:
                 self.gained += tokens - kept
                 self._request += (tokens - kept) * value
+        newest = self._newest
         newest.tokens += tokens
         return newest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,7 @@ BINS = 64
 """Bins of age: the first from 0, each further one √2 times as wide as the one before it."""
 FIRST = 6
 """The first bin ends at ``2 ** -6`` units of the clock; the last begins at ``2 ** 25``."""
-_HALF = math.sqrt(0.5)
-_OFFSET = 2 * FIRST - 1
+_ENDS = [math.ldexp(math.sqrt(0.5) if at % 2 else 0.5, at // 2 + 1 - FIRST) for at in range(BINS - 1)]
 _SMOOTHINGS = 2
 _ONE_STRETCH = 20.0
 """How much more a prior weighs at an age as long as the time watched."""
@@ -28,11 +28,7 @@ _AHEAD = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63)
 
 def age_bin(age: float) -> int:
     """Bin of an age in units of the clock, seconds or requests."""
-    if age <= 0.0:
-        return 0
-    mantissa, exponent = math.frexp(age)
-    at = 2 * exponent + _OFFSET + (mantissa >= _HALF)
-    return 0 if at < 0 else at if at < BINS else BINS - 1
+    return bisect_right(_ENDS, age)
 
 
 @cache
@@ -143,6 +139,8 @@ class LifeTable:
     Attributes:
         used: Tokens that were used again, by class and bin, ``BINS`` to a class.
         lost: Tokens that were lost from sight, likewise.
+        tokens: Tokens of all intervals.
+        squares: The same, the tokens of each interval squared.
     """
 
     def __init__(self, families: int, strength: float, share: float) -> None:
@@ -160,8 +158,8 @@ class LifeTable:
         self._families = families
         self._strength = strength
         self._share = share
-        self._tokens = 0.0
-        self._squares = 0.0
+        self.tokens = 0.0
+        self.squares = 0.0
         self._kinship: _Kinship | None = None
 
     def __len__(self) -> int:
@@ -182,15 +180,15 @@ class LifeTable:
 
     def interval(self, tokens: int) -> None:
         """An interval of ``tokens`` tokens began."""
-        self._tokens += tokens
-        self._squares += tokens * tokens
+        self.tokens += tokens
+        self.squares += tokens * tokens
 
     def fade(self, share: float) -> None:
         """Keep a share of what has been seen."""
         self.used = array("d", [value * share for value in self.used])
         self.lost = array("d", [value * share for value in self.lost])
-        self._tokens *= share
-        self._squares *= share
+        self.tokens *= share
+        self.squares *= share
 
     def shares(self, living: NDArray[np.float64], watched: float) -> NDArray[np.float64]:
         """The estimate of each class: share used in each bin of what was not used before.
@@ -212,7 +210,7 @@ class LifeTable:
         used = np.array(np.asarray(self.used).reshape(-1, BINS).T, order="C")
         lost = np.asarray(self.lost).reshape(-1, BINS).T + living
         # Tokens of a node share their fate: many small intervals tell more than a few large ones.
-        once = self._strength * (self._squares / self._tokens if self._tokens else 1.0)
+        once = self._strength * (self.squares / self.tokens if self.tokens else 1.0)
         doubt = 1.0 + np.minimum(_ONE_STRETCH * edges()[:-1] / max(watched, 1e-9), 1e6)
         weight = (once * doubt)[:, None]
         used_by, lost_by = used @ kin.members, lost @ kin.members

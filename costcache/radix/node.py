@@ -57,7 +57,9 @@ class Node(NodeRecord):
         parent = self.parent
         if parent is None:
             return None
-        checksum, page = parent.prefix_checksum(), self.edge
+        checksum, page = parent.checksum, self.edge
+        if checksum is None:
+            checksum = parent.prefix_checksum()
         if offset:
             size = len(page)
             start = offset * len(self.key) // self.tokens // size * size

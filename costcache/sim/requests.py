@@ -58,9 +58,9 @@ class RequestInfos:
                 as they do for a server, which does not remember what it had once.
         """
         return RequestInfo(
-            output_tokens=self._outputs[request],
-            new_tokens=self._inputs[request] - matched,
-            finish_reason=None if self._finish is None else self._finish[request],
-            priority=0 if self._priorities is None else self._priorities[request],
-            session=None if self._sessions is None else self._sessions[request],
+            self._outputs[request],
+            self._inputs[request] - matched,
+            None if self._finish is None else self._finish[request],
+            0 if self._priorities is None else self._priorities[request],
+            None if self._sessions is None else self._sessions[request],
         )
