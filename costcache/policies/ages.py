@@ -8,6 +8,7 @@ then; in between, the worst one is on top of a heap.
 
 from __future__ import annotations
 
+from array import array
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import compress
 from operator import not_
@@ -52,23 +53,17 @@ class Run(Generic[W]):
 
     Attributes:
         group: Their class.
-        first: The earliest of the uses.
-        last: The latest.
-        risk: Tokens that have not been used again since, evicted ones that are remembered included.
+        slot: Its row in the columns of :class:`AgeQueues`, as long as it has not become part of another.
         heap: Leaves that may go: ``(recency, stamp, place)``, the least recent on top.
-        listed: It is in the heap of runs.
         into: The run that it has become part of.
     """
 
-    __slots__ = ("first", "group", "heap", "into", "last", "listed", "risk")
+    __slots__ = ("group", "heap", "into", "slot")
 
-    def __init__(self, group: int, now: float) -> None:
+    def __init__(self, group: int, slot: int) -> None:
         self.group = group
-        self.first = now
-        self.last = now
-        self.risk = 0
+        self.slot = slot
         self.heap: list[tuple[int, int, W]] = []
-        self.listed = False
         self.into: Run[W] | None = None
 
     def whole(self) -> Run[W]:
@@ -82,12 +77,14 @@ class Run(Generic[W]):
 
 
 class AgeQueues(Generic[W]):
-    """All runs.
+    """All runs. What is looked at for all of them at once is in columns, one row a run.
 
     Attributes:
-        runs: Those that were there at the last merge, by class and from old to new, and the newer ones.
         current: By class, the run that takes what is used now, if it has begun.
         now: The time for which runs are ranked.
+        first: Column: the earliest of a run's uses.
+        last: Column: the latest.
+        risk: Column: tokens that have not been used again since, evicted ones that are remembered included.
     """
 
     def __init__(self, worth: Worth) -> None:
@@ -96,27 +93,46 @@ class AgeQueues(Generic[W]):
         Args:
             worth: What a class brings at an age; the lowest goes first.
         """
-        import numpy as np
-
-        self.runs: list[Run[W]] = []
-        self.now = 0.0
-        self._worth = worth
         self.current: dict[int, Run[W]] = {}
+        self.now = 0.0
+        self.first = array("d")
+        self.last = array("d")
+        self.risk = array("d")
+        self._group = array("q")
+        self._listing = array("q")  # number of the entry among the ranked ones; 0 without
+        self._runs: list[Run[W] | None] = []  # by row
+        self._unused: list[int] = []  # rows
+        self._order: list[int] = []  # rows, by class and from old to new, as of the last merge
+        self._begun: list[int] = []  # rows since then
+        self._worth = worth
         self._entries = 0
-        self._ranked: list[tuple[float, float, int, Run[W]]] = []
+        self._ranked: list[tuple[float, float, int, int]] = []
         self._stamp = 0
         self._listings = 0
-        # Of the runs that were there at the last merge: class, and first and last use.
-        self._known = np.empty(0, np.int64), np.empty(0), np.empty(0)
 
     def __len__(self) -> int:
         """Entries, left over ones included."""
         return self._entries
 
+    def runs(self) -> list[Run[W]]:
+        """All runs."""
+        return [run for run in self._runs if run is not None]
+
     def begin(self, group: int, now: float) -> Run[W]:
         """Begin a run of a class that has no current one."""
-        run = self.current[group] = Run(group, now)
-        self.runs.append(run)
+        if self._unused:
+            slot = self._unused.pop()
+        else:
+            slot = len(self._runs)
+            self._runs.append(None)
+            self._group.append(0)
+            self._listing.append(0)
+            for column in (self.first, self.last, self.risk):
+                column.append(0.0)
+        self._group[slot] = group
+        self.first[slot] = self.last[slot] = now
+        self._begun.append(slot)
+        run = self._runs[slot] = self.current[group] = Run(group, slot)
         return run
 
     # -- leaves ------------------------------------------------------------------------------
@@ -126,14 +142,12 @@ class AgeQueues(Generic[W]):
         self._stamp = place.stamp = stamp = self._stamp + 1
         heappush(run.heap, (place.record.recency, stamp, place))
         self._entries += 1
-        if not run.listed:
-            self._list(run)
-
-    def _list(self, run: Run[W]) -> None:
-        run.listed = True
-        self._listings = number = self._listings + 1
-        worth = self._worth.at(run.group, self.now - (run.first + run.last) / 2)
-        heappush(self._ranked, (worth, run.first, number, run))
+        slot = run.slot
+        if not self._listing[slot]:
+            self._listing[slot] = self._listings = number = self._listings + 1
+            first = self.first[slot]
+            worth = self._worth.at(run.group, self.now - (first + self.last[slot]) / 2)
+            heappush(self._ranked, (worth, first, number, slot))
 
     def pop(self) -> W | None:
         """The place of the least valuable leaf that may go, which stays where it is; None without any.
@@ -142,8 +156,9 @@ class AgeQueues(Generic[W]):
         """
         ranked = self._ranked
         while ranked:
-            run = ranked[0][3]
-            heap = run.heap
+            slot = ranked[0][3]
+            run = self._runs[slot]
+            heap = run.heap if run is not None else None
             while heap:
                 recency, stamp, place = heap[0]
                 if place.stamp == stamp:
@@ -158,7 +173,7 @@ class AgeQueues(Generic[W]):
                 heappop(heap)
                 self._entries -= 1
             heappop(ranked)
-            run.listed = False
+            self._listing[slot] = 0
         return None
 
     # -- now and then ------------------------------------------------------------------------
@@ -168,19 +183,15 @@ class AgeQueues(Generic[W]):
         import numpy as np
 
         self.now = now
-        self.current = {}
-        ranked = self._ranked
-        heaps = [entry[3].heap for entry in ranked]
-        if not all(heaps):
-            for _, _, _, run in compress(ranked, map(not_, heaps)):
-                run.listed = False
-            self._ranked = ranked = list(compress(ranked, heaps))
-        if ranked:
-            _, firsts, numbers, runs = zip(*ranked, strict=True)
-            middles = (np.array(firsts) + np.array([run.last for run in runs])) / 2
-            worths = self._worth.of([run.group for run in runs], now - middles)
-            self._ranked = ranked = list(zip(worths.tolist(), firsts, numbers, runs, strict=True))
-            heapify(ranked)
+        self.current.clear()
+        listing = np.asarray(self._listing)
+        slots = np.flatnonzero(listing)
+        first = np.asarray(self.first)[slots]
+        ages = now - (first + np.asarray(self.last)[slots]) / 2
+        worths = self._worth.of(np.asarray(self._group)[slots], ages)
+        columns = worths, first, listing[slots], slots
+        self._ranked = list(zip(*[column.tolist() for column in columns], strict=True))
+        heapify(self._ranked)
 
     def merge(self, now: float) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
         """Merge neighbours of about the same age, and drop what is empty; :meth:`rank` has to follow.
@@ -191,43 +202,44 @@ class AgeQueues(Generic[W]):
         import numpy as np
 
         self.now = now
-        self.current = {}
-        runs, (groups, firsts, lasts) = self.runs, self._known
-        new = runs[len(groups) :]
-        groups = np.concatenate((groups, np.array([run.group for run in new], np.int64)))
-        firsts = np.concatenate((firsts, [run.first for run in new]))
-        lasts = np.concatenate((lasts, [run.last for run in new]))
-        order = np.argsort(groups, kind="stable")
-        groups, firsts, lasts = groups[order], firsts[order], lasts[order]
-        runs = list(map(runs.__getitem__, order.tolist()))
-        risks = np.array([run.risk for run in runs], np.float64)
-        kept = risks != 0
+        self.current.clear()
+        slots = np.array(self._order + self._begun, np.int64)
+        group, first, last = np.asarray(self._group), np.asarray(self.first), np.asarray(self.last)
+        slots = slots[np.argsort(group[slots], kind="stable")]
+        group, first = group[slots], first[slots]
+        span = last[slots[1:]] - first[:-1]
+        near = (span <= _NEAR * (now - last[slots[1:]])) & (group[1:] == group[:-1])
+        risk = np.asarray(self.risk)
+        kept = risk[slots] != 0
         for at in np.flatnonzero(~kept).tolist():
-            kept[at] = bool(runs[at].heap)
-        near = lasts[1:] - firsts[:-1] <= _NEAR * (now - lasts[1:])
-        near &= groups[1:] == groups[:-1]
-        near &= kept[1:]
-        for at in (np.flatnonzero(near) + 1).tolist():
-            newer, before = runs[at], at - 1
-            while before >= 0 and not kept[before]:
+            run = self._runs[slots[at]]
+            kept[at] = run is not None and bool(run.heap)
+        order, keeps = slots.tolist(), kept.tolist()
+        for at in (np.flatnonzero(near & kept[1:]) + 1).tolist():
+            before = at - 1
+            while before >= 0 and not keeps[before]:
                 before -= 1
-            older = runs[before]
-            if (
-                before >= 0
-                and older.group == newer.group
-                and newer.last - older.first <= _NEAR * (now - newer.last)
-            ):
-                self._join(older, newer)
-                kept[at] = False
-                lasts[before] = newer.last
-                risks[before] += risks[at]
-        self.runs = list(compress(runs, kept.tolist()))
-        self._known = groups, firsts, lasts = groups[kept], firsts[kept], lasts[kept]
-        return groups, now - (firsts + lasts) / 2, risks[kept]
+            keeps[at] = before < 0 or not self._join(order[before], order[at])
+        self._order = list(compress(order, keeps))
+        self._begun = []
+        for slot in compress(order, map(not_, keeps)):
+            self._runs[slot] = None
+            self._listing[slot] = 0
+            self.risk[slot] = 0.0
+            self._unused.append(slot)
+        kept = np.array(keeps, bool)
+        slots = slots[kept]
+        return group[kept], now - (first[kept] + last[slots]) / 2, risk[slots]
 
-    def _join(self, older: Run[W], newer: Run[W]) -> None:
-        older.last = newer.last
-        older.risk += newer.risk
+    def _join(self, before: int, at: int) -> bool:
+        """Make a run part of an older one, if that is near and of the same class."""
+        older, newer, last = self._runs[before], self._runs[at], self.last[at]
+        if older is None or newer is None or older.group != newer.group:
+            return False
+        if last - self.first[before] > _NEAR * (self.now - last):
+            return False
+        self.last[before] = last
+        self.risk[before] += self.risk[at]
         newer.into = older
         if newer.heap:
             if older.heap:
@@ -236,11 +248,12 @@ class AgeQueues(Generic[W]):
             else:
                 older.heap = newer.heap
             newer.heap = []
-            if not older.listed:
-                self._list(older)
+            if not self._listing[before]:
+                self._listing[before] = self._listings = self._listings + 1
+        return True
 
     def sweep(self, leaves: int) -> None:
-        """Drop entries that are left over, if there are more of them than leaves.
+        """Drop entries that are left over, if there are more of them than leaves; :meth:`rank` has to follow.
 
         Args:
             leaves: Entries that may count, at most.
@@ -248,7 +261,9 @@ class AgeQueues(Generic[W]):
         if self._entries <= 2 * leaves + _SPARE:
             return
         self._entries = 0
-        for run in self.runs:
+        for run in self.runs():
             run.heap = [entry for entry in run.heap if entry[2].stamp == entry[1]]
             heapify(run.heap)
             self._entries += len(run.heap)
+            if not run.heap:
+                self._listing[run.slot] = 0

@@ -129,6 +129,7 @@ class Hazard(VictimOrder):
         self._worth = Worth(cost if settings.objective == "flops" else None)
         self._depths = self._worth.depths
         self._queues: AgeQueues[Place] = AgeQueues(self._worth)
+        self._last, self._risk = self._queues.last, self._queues.risk
         self._ghosts: Ghosts[list[Piece]] = Ghosts(capacity * settings.ghosts, self._lose)
         self._shadow = ShadowLRU()
         self._resident = 0
@@ -232,7 +233,7 @@ class Hazard(VictimOrder):
             if run.into is not None:
                 run = run.whole()
             group = run.group if depths == 1 else run.group // depths
-            run.risk -= tokens
+            self._risk[run.slot] -= tokens
             piece.run = None
         self._table.used[group * BINS + age_bin(now - piece.since)] += tokens
         hits = piece.hits
@@ -297,7 +298,7 @@ class Hazard(VictimOrder):
                 self._shadow.forget(piece.span, piece.tokens)
             if piece.run is not None:
                 run = piece.run.whole()
-                run.risk -= piece.tokens
+                self._risk[run.slot] -= piece.tokens
                 at = run.group // self._depths * BINS + age_bin(self._now - piece.since)
                 self._table.lost[at] += piece.tokens
 
@@ -333,7 +334,7 @@ class Hazard(VictimOrder):
                     if record.creator != number:
                         continue  # its own request is still running
                     if piece.run is not None:
-                        piece.run.whole().risk -= piece.tokens
+                        self._risk[piece.run.whole().slot] -= piece.tokens
                     piece.group = group = classes.fresh(made, outcome)
                     piece.since = now
                 elif piece.run is None:
@@ -358,10 +359,9 @@ class Hazard(VictimOrder):
         run = self._queues.current.get(group)
         if run is None:
             run = self._queues.begin(group, now)
-        elif now > run.last:
-            run.last = now
-        piece.run = run
-        run.risk += tokens
+        piece.run, slot = run, run.slot
+        self._last[slot] = now
+        self._risk[slot] += tokens
         table.tokens += tokens
         table.squares += tokens * tokens
 

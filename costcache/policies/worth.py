@@ -76,19 +76,18 @@ class Worth:
         value = cells[low, group]
         return (value + (cells[low + 1, group] - value) * (at - low)) * factor
 
-    def of(self, groups: list[int], ages: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The same for many, int and float64 of shape [groups]."""
+    def of(self, group: NDArray[np.int64], ages: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same for many, of shape [groups] all."""
         import numpy as np
 
         if self.behind:
             return -ages
-        group = np.array(groups)
         at = 2.0 * (np.log2(np.maximum(ages, 1e-300)) + FIRST) + 1.0
         at = np.minimum(np.maximum(at, 0.0), BINS)
         low = np.minimum(at.astype(np.int64), BINS - 1)
         if self.depths > 1:
             group, depth = np.divmod(group, self.depths)
-        group[group >= self._classes] = 0
+        group = np.where(group < self._classes, group, 0)
         value = self.table[group, low]
         found: NDArray[np.float64] = value + (self.table[group, low + 1] - value) * (at - low)
         if self.depths > 1:

@@ -58,8 +58,9 @@ def stream(seed: int, requests: int) -> list[list[int]]:
 def worth_of(order: Hazard, record: NodeRecord) -> tuple[float, float]:
     """What the queues go by, found without them."""
     run = record.data.pieces[-1].run.whole()
-    age = order._queues.now - (run.first + run.last) / 2
-    return order._worth.at(run.group, age), run.first
+    first = order._queues.first[run.slot]
+    age = order._queues.now - (first + order._queues.last[run.slot]) / 2
+    return order._worth.at(run.group, age), first
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -118,8 +119,8 @@ def check_books(cache: RadixCache) -> None:
         if piece.run is not None:
             run = piece.run.whole()
             risk[id(run)] = risk.get(id(run), 0) + piece.tokens
-    for run in order._queues.runs:
-        assert run.risk == risk.get(id(run), 0)
+    for run in order._queues.runs():
+        assert order._queues.risk[run.slot] == risk.get(id(run), 0)
 
 
 def test_the_same_stream_gives_the_same_victims() -> None:
@@ -225,7 +226,7 @@ def test_memory_is_bounded() -> None:
     assert len(order._classes) <= 768
     assert len(order._queues) <= 2 * cache.stats().nodes + 1024 + 100
     assert len(order._marked) <= 100
-    assert len(order._queues.runs) <= sum(len(n.data.pieces) for n in nodes_of(cache)) + len(
+    assert len(order._queues.runs()) <= sum(len(n.data.pieces) for n in nodes_of(cache)) + len(
         order._ghosts
     ) * 9 + len(order._classes)
 
