@@ -73,3 +73,7 @@ class Explained(Protocol):
     def against_lru(self) -> Verdict | None:
         """How the order stands against LRU; None where it does not compare."""
         ...
+
+    def tables(self) -> str | None:
+        """What was learned, as the text of a file that the policy can start from; None where it cannot."""
+        ...

@@ -359,6 +359,8 @@ class PluginManager:
         plugin, spec = self._policies[name]
         try:
             order = spec.make_order(cost, pools, values)
+        except CostcacheError:
+            raise  # it says what is wrong and what to do
         except Exception as error:
             raise PluginError(f"policy {name!r} of plugin {plugin!r} cannot be made: {error!r}") from error
         if not isinstance(order, VictimOrder):

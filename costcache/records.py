@@ -37,8 +37,8 @@ class Clock:
     Attributes:
         requests: How many requests have begun.
         accesses: How many walks of the tree have happened; orders recency.
-        now: The reading that orders use: stream seconds once :meth:`advance` has been
-            called, the count of requests until then.
+        now: The reading that orders use: stream seconds, a float, once :meth:`advance` has been
+            called; the count of requests, an int, until then.
     """
 
     __slots__ = ("_seconds", "accesses", "now", "requests")
@@ -65,7 +65,7 @@ class Clock:
         if not math.isfinite(seconds):
             raise ValueError(f"seconds is {seconds!r}: give a finite number")
         if not self._seconds or seconds > self.now:
-            self.now = seconds
+            self.now = float(seconds)
         self._seconds = True
 
 

@@ -92,5 +92,6 @@ def _problem(model: type[BaseModel], item: Any, where: str) -> str:
         return f"unknown setting {field!r}: known settings are {known}"
     if item["type"] == "missing":
         return f"setting {field!r} is missing: {item['msg']}"
-    message = item["msg"][:1].lower() + item["msg"][1:]
+    message = item["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
     return f"setting {field!r} is {item['input']!r}: {message}"

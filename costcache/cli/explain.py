@@ -61,6 +61,13 @@ __all__ = ["explain"]
     metavar="FILE",
     help="Draw how long the main classes wait for their next use to FILE (.png, .svg, .pdf).",
 )
+@click.option(
+    "--save-tables",
+    "tables",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write what the policy learned to FILE, for its setting 'tables' to start from.",
+)
 @deployment_options
 @json_option
 def explain(
@@ -81,6 +88,7 @@ def explain(
     mamba_full_memory_ratio: float,
     top: int,
     plot: Path | None,
+    tables: Path | None,
     as_json: bool,
     **deployment: Any,
 ) -> None:
@@ -103,6 +111,10 @@ def explain(
         from costcache.report.picture import check_picture
 
         check_picture(plot)
+    if tables is not None:
+        from costcache.report.files import check_folder
+
+        check_folder("--save-tables", tables)
     size = parse_capacity(capacity)
     own = own_settings(assignments, [policy])
     model = ModelSpec.resolve(model_name)
@@ -117,7 +129,9 @@ def explain(
             "policy_settings": own.get(policy, {}),
         },
     )
-    explainable(settings, model, plugins)  # before the trace is read, which may take long
+    explainable(
+        settings, model, plugins, tables=tables is not None
+    )  # before the trace is read, which may take long
     how = {
         "block_size": block_size,
         "arrivals": arrivals,
@@ -149,6 +163,10 @@ def explain(
 
         longest = float(trace.timestamps[-1] - trace.timestamps[0])
         write_curves(found, f"{found.policy} on {trace.name}, pool of {size.text}", longest, plot)
+    if tables is not None and found.tables is not None:
+        from costcache.report.files import write_whole
+
+        write_whole(tables, found.tables.encode())
     if as_json:
         echo_json(
             {
@@ -187,8 +205,9 @@ def explain(
     say(out)
     _print_classes(found, top)
     _print_verdicts(found)
-    if plot is not None:
-        say(out, f"plot: {plot}")
+    for kind, path in (("plot", plot), ("tables", tables)):
+        if path is not None:
+            say(out, f"{kind}: {path}")
 
 
 def _as_json(account: Account) -> dict[str, Any]:

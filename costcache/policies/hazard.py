@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from costcache.errors import SettingsError
 from costcache.hookspecs import hookimpl
 from costcache.orders import VictimOrder
 from costcache.policies.ages import AgeQueues
@@ -18,6 +20,7 @@ from costcache.policies.pieces import Piece, Place, join, split_at
 from costcache.policies.shadow import ShadowLRU
 from costcache.policies.spec import PolicySpec
 from costcache.policies.survival import BINS, LifeTable, age_bin, edges, index
+from costcache.policies.tables import load_tables, read_tables
 from costcache.policies.worth import Worth
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
 
@@ -65,6 +68,18 @@ class HazardSettings(BaseModel):
     memory: float = Field(
         1.0, gt=0.0, le=1.0, description="Share of what was learned that an estimate leaves to the next one."
     )
+    tables: Path | None = Field(
+        None,
+        description="File of what another run learned, to start from: see 'costcache explain "
+        "--save-tables'. Every rank reads it, so it must be the same on each machine.",
+    )
+
+    @field_validator("tables")
+    @classmethod
+    def _readable(cls, tables: Path | None) -> Path | None:
+        if tables is not None:
+            read_tables(tables)  # its own error says more than that of a policy that cannot be made
+        return tables
 
 
 class Curve(NamedTuple):
@@ -142,7 +157,8 @@ class Hazard(VictimOrder):
         self._nodes = 0
         self._now = self._began = 0.0
         self._requests = 0
-        self._estimate_at = settings.refresh
+        self._tables = None if settings.tables is None else load_tables(settings.tables)
+        self._estimate_at = settings.refresh if self._tables is None else 0
         self._rank_at = 0
         self._asked = False
 
@@ -463,6 +479,10 @@ class Hazard(VictimOrder):
         self._room = self._most
         self._most = self._resident
         self._settle()
+        if self._tables is not None:  # by now it is known what the clock counts
+            clock: Literal["requests", "seconds"] = "requests" if isinstance(self._now, int) else "seconds"
+            self._began -= self._tables.start(self._table, self._classes, clock)
+            self._tables = None
         if self._memory < 1.0:
             self._table.fade(self._memory)
         if self._shadow.judge() and self._shadow.behind:
@@ -483,6 +503,11 @@ class Hazard(VictimOrder):
 
 def _make(cost: CostModel, pools: tuple[PoolState, ...], settings: HazardSettings) -> VictimOrder:
     if len(pools) > 1 or (pools and pools[0].unit == "bytes"):
+        if settings.tables is not None:
+            raise SettingsError(
+                f"setting 'policy_settings.tables' is {str(settings.tables)!r}: tables are of tokens, and "
+                "this model has states: leave it out"
+            )
         return HazardStates(cost.token.kv_bytes, cost.token.state_bytes)
     # A host that only asks whether it could be made names no pool.
     return Hazard(pools[0].capacity if pools else 0, settings, cost)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from costcache.explained import Part, Verdict
 from costcache.policies.survival import age_bin, edges
+from costcache.policies.tables import tables_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +63,10 @@ class HazardExplained:
         shadow = self._order._shadow
         return Verdict(shadow.gained, shadow.lost, shadow.behind)
 
+    def tables(self) -> str:
+        """What was learned, as the text of a file that the setting ``tables`` takes."""
+        return tables_of(self._order).text()
+
 
 class StatesExplained:
     """Classes of states of :class:`~costcache.policies.hazard_states.HazardStates`."""
@@ -102,6 +107,9 @@ class StatesExplained:
 
     def against_lru(self) -> None:
         """It does not compare."""
+
+    def tables(self) -> None:
+        """It cannot start from any."""
 
 
 def _unused(shares: NDArray[np.float64] | None, group: int) -> list[float]:

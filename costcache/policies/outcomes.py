@@ -8,7 +8,7 @@ from typing import NamedTuple
 from costcache.policies.survival import LifeTable
 from costcache.records import RequestInfo
 
-__all__ = ["LEVELS", "Classes", "Outcome"]
+__all__ = ["LEVELS", "Classes", "Kind", "Outcome"]
 
 LEVELS = 6
 """Families of classes: used once, 2, 3 or 4, 5 to 8, 9 to 16 times, and more often."""
@@ -35,6 +35,23 @@ class Outcome(NamedTuple):
     output: int
     reason: str | None
     priority: int
+
+
+class Kind(NamedTuple):
+    """What makes a class, by which another run knows it.
+
+    Attributes:
+        uses: How often its members were used, at least.
+        interval: Of those used more than once, the mean time between uses, somewhere in the class's range.
+        new_tokens: Of those used once, the least tokens that their request brought.
+        ended: How the last request ended, its output length the least of the class; None where it did not
+            count, or has not ended.
+    """
+
+    uses: int
+    interval: float | None
+    new_tokens: int | None
+    ended: RequestInfo | None
 
 
 class Classes:
@@ -123,6 +140,44 @@ class Classes:
         family, scale = self._table.kin(group)
         label = f"{self._labels[group]}, {'200 or more' if _long(ended) else 'under 200'} output"
         return self._number(family, label + _rest(ended), scale)
+
+    def kinds(self) -> list[Kind]:
+        """What makes each class, by number."""
+        infos = [
+            RequestInfo(
+                output_tokens=(0, *_OUTPUTS)[ended.output],
+                finish_reason=ended.reason,
+                priority=ended.priority,
+            )
+            for ended in self._outcomes
+        ]
+        fresh = {number: key for key, number in self._fresh.items()}
+        after: dict[int, int] = {}
+        for key, number in self._after.items():
+            if number != key >> _BITS:
+                after.setdefault(number, key)
+        found = []
+        for number in range(len(self)):
+            level, scale = self._table.kin(number)
+            if level:
+                info = infos[after[number] & (1 << _BITS) - 1] if number in after else None
+                found.append(Kind(2 ** (level - 1) + 1 if level > 1 else 2, scale, None, info))
+            elif number in fresh:
+                size, outcome = divmod(fresh[number], 1 << _BITS)
+                found.append(Kind(1, None, (0, *_PROMPTS)[size], infos[outcome]))
+            else:
+                found.append(Kind(1, None, None, None))
+        return found
+
+    def number_of(self, kind: Kind) -> int:
+        """The class that something of a kind belongs to."""
+        outcome = None if kind.ended is None else self.outcome(kind.ended)
+        if kind.uses == 1:
+            if outcome is None:
+                return self.open
+            return self.fresh(kind.new_tokens or 0, outcome)
+        group = self.reused(kind.uses, kind.interval or 0.0)
+        return group if outcome is None else self.after(group, outcome)
 
 
 def _long(outcome: Outcome) -> bool:

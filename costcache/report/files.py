@@ -10,7 +10,7 @@ from pathlib import Path
 
 from costcache.errors import SettingsError
 
-__all__ = ["check_outputs", "write_whole"]
+__all__ = ["check_folder", "check_outputs", "write_whole"]
 
 _NEEDS = {"--report": ("plotly", "report"), "--plot": ("matplotlib", "plot")}
 """Package and extra of each option."""
@@ -36,10 +36,19 @@ def check_outputs(*, report: Path | None = None, plot: Path | None = None) -> No
             raise SettingsError(
                 f"{option} {path} needs {package}, which is not installed: pip install 'costcache[{extra}]'"
             )
-        if not path.parent.is_dir():
-            raise SettingsError(f"{option} {path}: there is no folder {path.parent}; make it first")
-        if path.is_dir():
-            raise SettingsError(f"{option} {path} is a folder: give the name of a file in it")
+        check_folder(option, path)
+
+
+def check_folder(option: str, path: Path) -> None:
+    """Fail now rather than after the work where a file cannot be written.
+
+    Raises:
+        SettingsError: Its folder does not exist, or it is one.
+    """
+    if not path.parent.is_dir():
+        raise SettingsError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise SettingsError(f"{option} {path} is a folder: give the name of a file in it")
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -102,6 +102,7 @@ class Explanation:
         gained: Tokens found that LRU would not have found.
         lost: Tokens that LRU would have found, and the policy did not.
         falls: When LRU took over.
+        tables: What was learned, as a file that the policy can start from; None where it cannot.
     """
 
     policy: str
@@ -113,6 +114,7 @@ class Explanation:
     gained: int
     lost: int
     falls: list[Fall]
+    tables: str | None
 
 
 def explain(
@@ -162,29 +164,45 @@ def explain(
         gained=0 if verdict is None else verdict.gained,
         lost=0 if verdict is None else verdict.lost,
         falls=ledger.falls,
+        tables=ledger.view.tables(),
     )
 
 
-def explainable(settings: Settings, model: ModelSpec, plugins: PluginManager) -> None:
+def explainable(
+    settings: Settings, model: ModelSpec, plugins: PluginManager, *, tables: bool = False
+) -> None:
     """Find out, before any work is done, whether a policy can be explained.
+
+    Args:
+        settings: The policy and its settings.
+        model: The model.
+        plugins: Where to look for policies.
+        tables: What it learns is to be saved.
 
     Raises:
         PluginError: No such policy, or it cannot serve the model.
-        SettingsError: It tells no classes apart; names those that do.
+        SettingsError: It tells no classes apart, and which do; or what it learns cannot be saved.
     """
     architecture = plugins.match(model)
     cost = architecture.cost(Deployment())
-    pools = (PoolState("kv", "tokens", 1 << 20, 1 << 20, 0, 0, 1),)
+    unit = "bytes" if model.has_states else "tokens"
+    pools = (PoolState("memory", unit, 1 << 40, 1 << 40, 0, 0, 1),)
 
-    def tells(settings: Settings) -> bool:
-        return plugins.make_order(settings, architecture, cost, pools)[1].explained() is not None
+    def seen(settings: Settings) -> Explained | None:
+        return plugins.make_order(settings, architecture, cost, pools)[1].explained()
 
-    if settings.policy not in OFFLINE and tells(settings):
+    view = None if settings.policy in OFFLINE else seen(settings)
+    if view is not None:
+        if tables and view.tables() is None:
+            raise SettingsError(
+                f"--save-tables: policy {settings.policy!r} cannot start from what it learned on "
+                f"{model.name}: leave it out"
+            )
         return
     known = []
     for name in plugins.policies():
         with contextlib.suppress(CostcacheError):  # it does not serve the model
-            if tells(Settings(policy=name)):
+            if seen(Settings(policy=name)) is not None:
                 known.append(name)
     raise SettingsError(
         f"policy {settings.policy!r} tells no classes apart, and cannot be explained: of the policies that "

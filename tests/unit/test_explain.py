@@ -184,6 +184,9 @@ class Scripted(FIFO):
     def against_lru(self) -> Verdict:
         return Verdict(*self._story[self._at])
 
+    def tables(self) -> None:
+        pass
+
 
 def offering(make: Callable[[], VictimOrder]) -> PluginManager:
     class Offer:
