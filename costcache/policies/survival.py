@@ -183,16 +183,6 @@ class LifeTable:
         self.tokens += tokens
         self.squares += tokens * tokens
 
-    @property
-    def evidence(self) -> tuple[float, float]:
-        """Tokens of all intervals that began, and the sum of the squares of their sizes."""
-        return self._tokens, self._squares
-
-    def intervals(self, tokens: float, squares: float) -> None:
-        """Intervals of ``tokens`` tokens in all began, the squares of their sizes ``squares`` in all."""
-        self._tokens += tokens
-        self._squares += squares
-
     def fade(self, share: float) -> None:
         """Keep a share of what has been seen."""
         self.used = array("d", [value * share for value in self.used])

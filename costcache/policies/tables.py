@@ -142,7 +142,8 @@ class Tables(BaseModel):
             for target, amounts in ((table.used, each.used), (table.lost, each.lost)):
                 for at, amount in enumerate(amounts):
                     target[row + min(max(at + shift, 0), BINS - 1)] += amount
-        table.intervals(self.tokens, self.squares)
+        table.tokens += self.tokens
+        table.squares += self.squares
         return self.watched * factor
 
     def text(self) -> str:
@@ -203,9 +204,10 @@ def tables_of(order: Hazard) -> Tables:
     """What an order has learned up to now. What waits for its next use is in it as not used yet."""
     table, now, requests = order._table, order._now, order._requests
     used, lost = list(table.used), list(table.lost)
-    for run in order._queues.runs:
-        at = age_bin(now - (run.first + run.last) / 2)
-        lost[run.group // order._depths * BINS + at] += run.risk
+    queues = order._queues
+    for run in queues.runs():
+        at = age_bin(now - (queues.first[run.slot] + queues.last[run.slot]) / 2)
+        lost[run.group // order._depths * BINS + at] += queues.risk[run.slot]
     classes = []
     for number, kind in enumerate(order._classes.kinds()):
         row = slice(number * BINS, (number + 1) * BINS)
@@ -231,13 +233,12 @@ def tables_of(order: Hazard) -> Tables:
         )
     watched = max(0.0, now - order._began)
     counts = isinstance(now, int)
-    tokens, squares = table.evidence
     return Tables(
         clock="requests" if counts else "seconds",
         watched=watched,
         seconds_per_request=None if counts or not requests or not watched else watched / requests,
-        tokens=tokens,
-        squares=squares,
+        tokens=table.tokens,
+        squares=table.squares,
         classes=classes,
     )
 
