@@ -178,8 +178,13 @@ class Hazard(VictimOrder):
             # What comes behind a node that was trimmed is, but for rare cases, what was trimmed off.
             parent = record.parent
             before: Place | None = None if parent is None else parent.data
-            if parent is not None and before is not None and before.gone and parent.live_children == 1:
-                back, before.gone = before.gone, []
+            if parent is not None and before is not None and parent.live_children == 1:
+                last = before.pieces[-1]
+                if last.end > at:
+                    # Trimmed while the request waited, which had used it whole: it was not touched again.
+                    self._cut_off(before, [last.cut(at)])
+                if before.gone and before.gone[0].start == at:
+                    back, before.gone = before.gone, []
         else:
             self._requests += 1
             self._shadow.end_request()

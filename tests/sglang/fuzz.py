@@ -18,6 +18,7 @@ from tests.sglang.serving import Server
 FAMILIES = 9
 LENGTHS = (3, 70, 130, 200, 260, 400)
 MOST_RUNNING = 5
+MOST_WAITING = 3
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Fuzz:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self._session_turns = 0
+        self.waiting: list[Any] = []
 
     def step(self) -> str:
         """One operation; SGLang's own check follows it. Returns its name."""
@@ -87,6 +89,12 @@ class Fuzz:
         )
         if session is not None:
             req.session_generation = server.cache.session_refs.ensure_session_generation(session)
+        if session is None and not server.shape.has_states and rng.random() < 0.5:
+            req.init_next_round_input(server.cache)  # it waits while others run and evict
+            self.waiting.append(req)
+            if len(self.waiting) <= MOST_WAITING:
+                return
+            req = self.waiting.pop(0)
         if not self._fits(len(req.origin_input_ids) + 2 * server.shape.page_size):
             return
         for _ in range(rng.choice((0, 0, 0, 2))):

@@ -31,7 +31,7 @@ MIXES: dict[str, Shape] = {
         for kind in ("mha", "mla", "mamba")
     },
 }
-POLICIES = ("lru", "slru", "priority", "mru")
+POLICIES = ("hazard", "lru", "slru", "priority", "mru")
 
 
 def run(name: str, steps: int, seed: int, policy: str, **settings: Any) -> Fuzz:
@@ -48,6 +48,7 @@ def run(name: str, steps: int, seed: int, policy: str, **settings: Any) -> Fuzz:
     fuzz.end()
     check_records(fuzz.server.cache)
     assert fuzz.server.cache.pools.kv.counters.evictions
+    assert not any(pool.fallbacks for pool in fuzz.server.cache.pools.by_name.values())
     return fuzz
 
 

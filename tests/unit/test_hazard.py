@@ -352,3 +352,37 @@ def test_tells_what_it_has_learned() -> None:
     gained, lost, falls = order_of(cache).against_lru()
     assert gained + lost > 0
     assert falls >= 0
+
+
+def test_a_node_trimmed_while_a_request_for_it_waits() -> None:
+    cache = new(200)
+    ask(cache, [1] * 50)
+    ask(cache, [2] * 200)
+    ask(cache, [1] * 50 + [3] * 50)  # of two histories: 50 tokens that came back, and new ones
+    waiting = object()
+    assert cache.match_prefix([1] * 50 + [3] * 50, waiting).matched_len == 100
+    cache.evict(160)  # what is left of the other, the last part, and 10 tokens of the first
+    assert node_at(cache, 0).tokens == 40
+    cache.match_prefix([1] * 50 + [3] * 50, waiting)
+    cache.insert([1] * 50 + [3] * 50, request=waiting)
+    check_books(cache)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_that_wait_while_others_evict(seed: int) -> None:
+    cache = new(200, refresh=7)
+    draw = random.Random(seed)
+    waiting: list[tuple[object, list[int]]] = []
+    for n, prompt in enumerate(stream(seed, 1200)):
+        name = object()
+        cache.match_prefix(prompt, name)
+        waiting.append((name, prompt))
+        while len(waiting) > draw.randint(0, 5):
+            first, tokens = waiting.pop(draw.randrange(len(waiting)))
+            cache.match_prefix(tokens, first)
+            cache.insert(tokens, request=first)
+            cache.finish(first, RequestInfo(output_tokens=n % 30))
+        if n % 100 == 0:
+            check_books(cache)
+    assert not cache._store.guard.fell_back
+    check_structure(cache)
