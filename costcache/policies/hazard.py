@@ -19,7 +19,7 @@ from costcache.policies.outcomes import LEVELS, Classes
 from costcache.policies.pieces import Piece, Place, join, split_at
 from costcache.policies.shadow import ShadowLRU
 from costcache.policies.spec import PolicySpec
-from costcache.policies.survival import BINS, LifeTable, age_bin, edges, index
+from costcache.policies.survival import BINS, Estimate, LifeTable, age_bin, edges
 from costcache.policies.tables import load_tables, read_tables
 from costcache.policies.worth import Worth
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
@@ -150,7 +150,7 @@ class Hazard(VictimOrder):
         self._resident = 0
         self._most = 0  # resident tokens at most, since the last estimate
         self._room = 0  # what LRU would have; 0 before the first eviction
-        self._shares: NDArray[np.float64] | None = None
+        self._estimated: Estimate | None = None
         self._marked: list[Place] = []
         self._wanted: dict[Place, None] = {}
         self._named: Place | None = None
@@ -392,17 +392,22 @@ class Hazard(VictimOrder):
 
     def curves(self) -> list[Curve]:
         """What has been learned, class by class, as of the last estimate."""
-        table, shares = self._table, self._shares
+        table, shares, values = self._table, self._shares, self._worth.table()
         known = 0 if shares is None else len(shares)
         found = []
         for number in range(len(table)):
             row = slice(number * BINS, (number + 1) * BINS)
             reused = sum(table.used[row])
             own = [] if shares is None or number >= known else shares[number].tolist()
-            worth = self._worth.table[number].tolist() if number < len(self._worth.table) else []
+            worth = values[number].tolist() if number < len(values) else []
             label = self._classes.label(number)
             found.append(Curve(label, reused + sum(table.lost[row]), reused, own, worth))
         return found
+
+    @property
+    def _shares(self) -> NDArray[np.float64] | None:
+        """Share used in each bin of age of what was not used before, float64 of shape [classes, BINS]."""
+        return None if self._estimated is None else self._estimated.shares().T
 
     def against_lru(self) -> tuple[int, int, int]:
         """Tokens found that LRU would not have found, the reverse, and how often LRU stepped in."""
@@ -500,9 +505,8 @@ class Hazard(VictimOrder):
         at = np.clip(np.searchsorted(edges(), ages, side="right") - 1, 0, BINS - 1)
         at = at * classes + groups // self._depths
         living = np.bincount(at, risks, BINS * classes).astype(float, copy=False).reshape(BINS, classes)
-        shares = self._table.shares(living, now - self._began)
-        self._shares = shares.T
-        self._worth.learn(index(shares, edges()))
+        self._estimated = self._table.estimate(living, now - self._began)
+        self._worth.learn(self._estimated, groups // self._depths)
         self._rank()
 
 

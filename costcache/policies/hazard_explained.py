@@ -51,7 +51,7 @@ class HazardExplained:
 
     def worth(self, group: int, age: float) -> float:
         """Expected uses of a token per unit of the clock, as of the last estimate."""
-        table = self._order._worth.table
+        table = self._order._worth.table()
         return float(table[group if group < len(table) else 0, age_bin(age)])
 
     def unused(self, group: int) -> list[float]:

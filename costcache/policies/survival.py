@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["BINS", "LifeTable", "age_bin", "edges", "index", "survival"]
+__all__ = ["BINS", "Estimate", "LifeTable", "age_bin", "edges", "index", "survival"]
 
 BINS = 64
 """Bins of age: the first from 0, each further one √2 times as wide as the one before it."""
@@ -190,37 +190,74 @@ class LifeTable:
         self.tokens *= share
         self.squares *= share
 
-    def shares(self, living: NDArray[np.float64], watched: float) -> NDArray[np.float64]:
-        """The estimate of each class: share used in each bin of what was not used before.
+    def estimate(self, living: NDArray[np.float64], watched: float) -> Estimate:
+        """What the table says now.
 
         Args:
             living: Tokens of each class that are at an age in each bin now, float64 of shape
                 [BINS, classes].
             watched: Time since the first interval began. An age that is not small beside it was seen in one
                 stretch of the past only, and tells less than the count of tokens says.
-
-        Returns:
-            Float64 of the shape of ``living``.
         """
         import numpy as np
 
         if self._kinship is None or len(self._kinship.family) != len(self):
             self._kinship = _Kinship(self._family, self._scale, self._families)
-        kin = self._kinship
         used = np.array(np.asarray(self.used).reshape(-1, BINS).T, order="C")
         lost = np.asarray(self.lost).reshape(-1, BINS).T + living
         # Tokens of a node share their fate: many small intervals tell more than a few large ones.
         once = self._strength * (self.squares / self.tokens if self.tokens else 1.0)
         doubt = 1.0 + np.minimum(_ONE_STRETCH * edges()[:-1] / max(watched, 1e-9), 1e6)
-        weight = (once * doubt)[:, None]
+        return Estimate(used, lost, self._kinship, self._share, once, (once * doubt)[:, None])
+
+    def shares(self, living: NDArray[np.float64], watched: float) -> NDArray[np.float64]:
+        """The estimate of each class: share used in each bin of what was not used before.
+
+        See :meth:`estimate`; float64 of the shape of ``living``.
+        """
+        return self.estimate(living, watched).shares()
+
+
+class Estimate:
+    """What a table said at one time, worked out for the classes that are asked for."""
+
+    def __init__(
+        self,
+        used: NDArray[np.float64],
+        lost: NDArray[np.float64],
+        kin: _Kinship,
+        share: float,
+        once: float,
+        weight: NDArray[np.float64],
+    ) -> None:
+        self._used, self._lost, self._kin, self._weight = used, lost, kin, weight
         used_by, lost_by = used @ kin.members, lost @ kin.members
-        of_all = survival(used_by.sum(1)[:, None], lost_by.sum(1)[:, None], self._share, weight)
-        prior = survival(used_by, lost_by, of_all, weight)[:, kin.family]
-        scaled = kin.scaled
-        if scaled.size:
-            by_scale = survival(kin.by_scale(used), kin.by_scale(lost), self._share, once)
-            prior[:, scaled] = np.sqrt(prior[:, scaled] * by_scale.take(kin.at))
-        return survival(used, lost, prior, weight, _SMOOTHINGS)
+        of_all = survival(used_by.sum(1)[:, None], lost_by.sum(1)[:, None], share, weight)
+        self._by_family = survival(used_by, lost_by, of_all, weight)
+        self._by_scale = survival(kin.by_scale(used), kin.by_scale(lost), share, once)
+
+    def __len__(self) -> int:
+        """Number of classes."""
+        return len(self._kin.family)
+
+    def shares(self, classes: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """Share used in each bin of what was not used before.
+
+        Args:
+            classes: Whose, int64; of all by default.
+
+        Returns:
+            Float64 of shape [BINS, classes].
+        """
+        import numpy as np
+
+        kin = self._kin
+        if classes is None:
+            classes = np.arange(len(self))
+        prior = self._by_family[:, kin.family[classes]]
+        both = np.sqrt(prior * self._by_scale.take(kin.at[:, classes]))
+        prior = np.where(kin.is_scaled[classes], both, prior)
+        return survival(self._used[:, classes], self._lost[:, classes], prior, self._weight, _SMOOTHINGS)
 
 
 class _Kinship:
@@ -229,10 +266,10 @@ class _Kinship:
     Attributes:
         family: Family of each class, int64 of shape [classes].
         members: 1.0 where a class is of a family, float64 of shape [classes, families].
-        scaled: Classes that have a time scale.
-        at: For each bin of each of these, its place in a curve of its family in units of the scale, as an
-            index of an array of shape [2 * BINS, families]; int64 of shape [BINS, scaled]. Bin j of a
-            scaled curve is bin j - BINS behind the one of the scale.
+        is_scaled: Whether a class has a time scale, bool of shape [classes].
+        at: For each bin of each class, its place in a curve of its family in units of the scale, as an
+            index of an array of shape [2 * BINS, families]; int64 of shape [BINS, classes]. Bin j of a
+            scaled curve is bin j - BINS behind the one of the scale. Says nothing where there is none.
     """
 
     def __init__(self, family: list[int], scale: list[float], families: int) -> None:
@@ -241,10 +278,11 @@ class _Kinship:
         self.family = np.array(family, np.int64)
         self.members = np.zeros((len(family), families))
         self.members[np.arange(len(family)), self.family] = 1.0
-        shift = np.array([age_bin(own) if own else -1 for own in scale], np.int64)
-        self.scaled = np.flatnonzero(shift >= 0)
-        at = np.arange(BINS)[:, None] - shift[self.scaled] + BINS
-        self.at = at * families + self.family[self.scaled]
+        self.is_scaled = np.array(scale) > 0.0
+        shift = np.array([age_bin(own) for own in scale], np.int64)
+        self.at = (np.arange(BINS)[:, None] - shift + BINS) * families + self.family
+        self._scaled = np.flatnonzero(self.is_scaled)
+        self._at_scaled = self.at[:, self._scaled].ravel()
         self._shape = 2 * BINS, families
 
     def by_scale(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -252,8 +290,8 @@ class _Kinship:
         import numpy as np
 
         rows, families = self._shape
-        own = tokens[:, self.scaled]
-        found: NDArray[np.float64] = np.bincount(self.at.ravel(), own.ravel(), rows * families).astype(
+        own = tokens[:, self._scaled].ravel()
+        found: NDArray[np.float64] = np.bincount(self._at_scaled, own, rows * families).astype(
             float, copy=False
         )
         return found.reshape(rows, families)

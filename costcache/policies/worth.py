@@ -6,13 +6,14 @@ import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from costcache.policies.survival import BINS, FIRST
+from costcache.policies.survival import BINS, FIRST, edges, index
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from costcache.cost import CostModel
+    from costcache.policies.survival import Estimate
 
 __all__ = ["Worth", "depth_steps"]
 
@@ -26,9 +27,8 @@ class Worth:
     A *group* is ``class * depths + depth``.
 
     Attributes:
-        table: Uses by class at the start of each bin of age, float64 of shape [classes, BINS + 1]; classes
-            that it does not have count as the first.
         depths: Ranges of depth that are told apart; 1 for none.
+        factors: Of each of them.
         behind: Age alone counts, as for LRU.
     """
 
@@ -44,13 +44,51 @@ class Worth:
         self.depths = len(self._steps) + 1
         self.factors = [2.0 ** (depth / 2) for depth in range(self.depths)]
         self.behind = False
-        self.learn(1.0 / np.arange(1.0, BINS + 2)[:, None])
+        self._estimate: Estimate | None = None
+        self._take(1.0 / np.arange(1.0, BINS + 2)[:, None], np.zeros(1, np.int64), 1)
 
-    def learn(self, worth: NDArray[np.float64]) -> None:
-        """Take over uses by bin and class, float64 of shape [BINS + 1, classes]."""
-        self.table = worth.T
+    def learn(self, estimate: Estimate, present: NDArray[np.int64]) -> None:
+        """Take over an estimate.
+
+        Args:
+            estimate: Of all classes.
+            present: Those that there is something of, int64. Others are worked out when they are asked for,
+                which is seldom.
+        """
+        import numpy as np
+
+        self._estimate = estimate
+        known = np.zeros(len(estimate), bool)
+        known[present] = True
+        known[0] = True  # stands for classes that are newer than the estimate
+        classes = np.flatnonzero(known)
+        self._take(index(estimate.shares(classes), edges()), classes, len(estimate))
+
+    def _take(self, worth: NDArray[np.float64], classes: NDArray[np.int64], of: int) -> None:
+        import numpy as np
+
+        self._worth = worth
         self._cells = worth.data  # reads one number several times as fast as the array
-        self._classes = worth.shape[1]
+        self._column = np.full(of, -1)
+        self._column[classes] = np.arange(len(classes))
+        self._columns = self._column.tolist()
+
+    def _complete(self) -> None:
+        """Work out the classes that were left out."""
+        import numpy as np
+
+        if self._estimate is not None:
+            of = len(self._estimate)
+            self._take(index(self._estimate.shares(), edges()), np.arange(of), of)
+
+    def table(self) -> NDArray[np.float64]:
+        """Uses at the start of each bin, float64 of shape [classes, BINS + 1], as of the last estimate.
+
+        Classes that are newer count as the first.
+        """
+        if self._worth.shape[1] < len(self._columns):
+            self._complete()
+        return self._worth.T
 
     def depth(self, token: int) -> int:
         """How many times √2 as much a token costs to recompute as the first one."""
@@ -64,17 +102,19 @@ class Worth:
         if self.depths > 1:
             group, depth = divmod(group, self.depths)
             factor = self.factors[depth]
-        if group >= self._classes:
-            group = 0
+        column = self._columns[group] if group < len(self._columns) else self._columns[0]
+        if column < 0:
+            self._complete()
+            column = group
         cells = self._cells
         at = 2.0 * (math.log2(age) + FIRST) + 1.0 if age > 0.0 else 0.0
         if at <= 0.0:
-            return cells[0, group] * factor
+            return cells[0, column] * factor
         if at >= BINS:
-            return cells[BINS, group] * factor
+            return cells[BINS, column] * factor
         low = int(at)
-        value = cells[low, group]
-        return (value + (cells[low + 1, group] - value) * (at - low)) * factor
+        value = cells[low, column]
+        return (value + (cells[low + 1, column] - value) * (at - low)) * factor
 
     def of(self, group: NDArray[np.int64], ages: NDArray[np.float64]) -> NDArray[np.float64]:
         """The same for many, of shape [groups] all."""
@@ -87,9 +127,13 @@ class Worth:
         low = np.minimum(at.astype(np.int64), BINS - 1)
         if self.depths > 1:
             group, depth = np.divmod(group, self.depths)
-        group = np.where(group < self._classes, group, 0)
-        value = self.table[group, low]
-        found: NDArray[np.float64] = value + (self.table[group, low + 1] - value) * (at - low)
+        group = np.where(group < len(self._columns), group, 0)
+        column = self._column[group]
+        if column.size and column.min() < 0:
+            self._complete()
+            column = group
+        value = self._worth[low, column]
+        found: NDArray[np.float64] = value + (self._worth[low + 1, column] - value) * (at - low)
         if self.depths > 1:
             found *= np.array(self.factors)[depth]
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from costcache import RadixCache, RequestInfo
@@ -14,7 +15,7 @@ from costcache.policies.hazard import Hazard
 from costcache.policies.outcomes import Classes, Outcome
 from costcache.policies.pieces import Place
 from costcache.policies.survival import BINS, LifeTable, age_bin
-from costcache.policies.worth import depth_steps
+from costcache.policies.worth import Worth, depth_steps
 from costcache.radix import Node
 from costcache.records import NodeRecord
 from tests.property.kit import MODEL, check_structure, drain, manager, nodes_of
@@ -298,6 +299,25 @@ def test_flops_count_more_in_the_depth() -> None:
         ask(cache, prompt)
     drain(cache)
     check_structure(cache)
+
+
+def test_classes_that_were_left_out_are_worked_out_when_asked_for() -> None:
+    table = LifeTable(2, 5.0, 0.02)
+    for number in range(6):
+        table.add_class(number % 2, 4.0 * (number % 3))
+        table.used[number * BINS + 10 + number] = 100.0 * number
+        table.interval(100)
+    estimate = table.estimate(np.ones((BINS, 6)), 1000.0)
+    whole, part = Worth(), Worth()
+    whole.learn(estimate, np.arange(6))
+    ages = [0.0, 0.3, 7.0, 1e3, 1e9]
+    for group in range(8):  # the last two are newer than the estimate
+        part.learn(estimate, np.array([3, 5]))
+        assert [part.at(group, age) for age in ages] == [whole.at(group, age) for age in ages]
+        part.learn(estimate, np.array([3, 5]))
+        found = part.of(np.full(len(ages), group), np.array(ages))
+        assert found.tolist() == pytest.approx([whole.at(group, age) for age in ages], rel=1e-12)
+    assert (part.table() == whole.table()).all()
 
 
 def test_classes_in_words() -> None:
