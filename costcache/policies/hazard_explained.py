@@ -94,7 +94,7 @@ class StatesExplained:
             output, reason = rest
             words = f"used once, {_OUTPUTS[output]}" + ("" if reason is None else f", {reason}")
         else:
-            words = "used once, by a request that has not ended"
+            words = "used once, where prompts part"
         return f"{words}, {_CHILDREN[children]}"
 
     def worth(self, group: int, age: float) -> float:

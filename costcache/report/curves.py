@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from costcache.errors import SettingsError
 from costcache.report.picture import picture
 from costcache.report.style import styles
 
@@ -29,11 +30,16 @@ def write_curves(explanation: Explanation, title: str, longest: float, path: Pat
         path: Where it goes; the name's ending says the format. Written whole or not at all.
 
     Raises:
-        SettingsError: matplotlib is not installed, there is no such folder, or the ending is of no format
-            that can be drawn.
+        SettingsError: The policy has no curves yet; or matplotlib is not installed, there is no such folder, or
+            the ending is of no format that can be drawn.
         OSError: The file cannot be written.
     """
     shown = [account for account in explanation.accounts if account.unused][:_MOST]
+    if not shown:
+        raise SettingsError(
+            f"--plot {path}: {explanation.policy} has estimated nothing, since nothing had to be evicted: "
+            "give a smaller --capacity"
+        )
     ages = explanation.ages
     first = min(
         (age for account in shown for age, share in zip(ages, account.unused, strict=True) if share < _FIRST),

@@ -280,6 +280,18 @@ def test_the_picture_has_curves_and_is_the_same_at_every_rerun(chat: Path, tmp_p
         assert shown.endswith(f"plot: {path}\n")
     assert first.read_bytes() == second.read_bytes()
     assert b"<svg" in first.read_bytes()
+    roomy = (
+        "explain",
+        chat,
+        "--model",
+        "llama-3-8b",
+        "--capacity",
+        "unlimited",
+        "--plot",
+        tmp_path / "c.svg",
+    )
+    assert "has estimated nothing, since nothing had to be evicted" in refusal(*roomy)
+    assert not (tmp_path / "c.svg").exists()
     assert "end the name with" in refusal(
         "explain", chat, "--model", "llama-3-8b", "--plot", tmp_path / "a.gif"
     )
