@@ -30,8 +30,8 @@ def write_curves(explanation: Explanation, title: str, longest: float, path: Pat
         path: Where it goes; the name's ending says the format. Written whole or not at all.
 
     Raises:
-        SettingsError: The policy has no curves yet; or matplotlib is not installed, there is no such folder, or
-            the ending is of no format that can be drawn.
+        SettingsError: The policy has no curves yet; or matplotlib is not installed, there is no such folder,
+            or the ending is of no format that can be drawn.
         OSError: The file cannot be written.
     """
     shown = [account for account in explanation.accounts if account.unused][:_MOST]
