@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import operator
 import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from costcache.orders import VictimOrder, overridden
 from costcache.policies.lru import LRU
-from costcache.records import NodeRecord, Victim
+from costcache.records import Action, NodeRecord, Victim
 
 __all__ = ["OrderGuard"]
 
@@ -103,9 +104,18 @@ class OrderGuard:
                 answer: Any = self.order.next_victim(pool)
                 if answer is None:
                     return None
-                if isinstance(answer, Victim) and isinstance(answer.record, NodeRecord):
-                    return answer
-                self.drop(f"next_victim returned {reprlib.repr(answer)}, not the Victim of a record")
+                if isinstance(answer, Victim):
+                    fields: tuple[Any, ...] = answer
+                    record, action, tokens = fields
+                    if isinstance(record, NodeRecord) and isinstance(action, Action):
+                        if tokens is None or type(tokens) is int:
+                            return answer
+                        if not isinstance(tokens, bool) and hasattr(tokens, "__index__"):  # numpy's integers
+                            return answer._replace(tokens=operator.index(tokens))
+                self.drop(
+                    f"next_victim returned {reprlib.repr(answer)}, not the Victim of a record "
+                    "with an Action and, as its tokens, an int or None"
+                )
             except Exception as error:
                 self.drop("next_victim raised", error)
         return self.order.next_victim(pool)

@@ -130,6 +130,8 @@ TRICKS = (
     "raise",
     "garbage",
     "no record",
+    "no count",
+    "no action",
     "locked",
     "inner",
     "root",
@@ -190,6 +192,12 @@ class Tricky(LRU):
                 return self.rng.choice(["x", 3, (), object(), nodes])
             case "no record":
                 return Victim(self.rng.choice([None, "x", 7]))  # type: ignore[arg-type] # the point
+            case "no count" | "no action":
+                victim = one([node for node in nodes if node.is_evictable])
+                wrong = self.rng.choice([0.5, float("nan"), "x", True, (), np.int64(3), -1, 10**400])
+                if victim is None:
+                    return None
+                return victim._replace(**{"tokens" if trick == "no count" else "action": wrong})
             case "locked":
                 return one([node for node in nodes if node.locks])
             case "inner":

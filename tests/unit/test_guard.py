@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from costcache import KeyedOrder, NodeRecord, RadixCache, Victim, VictimOrder
@@ -67,6 +68,10 @@ def node_where(cache: RadixCache, right: Callable[[Node], bool]) -> Node:
     return next(node for node in nodes_of(cache) if right(node))
 
 
+def a_leaf(cache: RadixCache) -> Node:
+    return node_where(cache, lambda node: node.is_evictable)
+
+
 GARBAGE: dict[str, Callable[[RadixCache], Any]] = {
     "a string": lambda cache: "node",
     "a number": lambda cache: 7,
@@ -79,6 +84,11 @@ GARBAGE: dict[str, Callable[[RadixCache], Any]] = {
     "a record of its own": lambda cache: Victim(NodeRecord(3, NodeRecord(1, None, 0, 0), 5, 0)),
     "an interior node": lambda cache: Victim(node_where(cache, lambda node: bool(node.children))),
     "a locked node": lambda cache: Victim(node_where(cache, lambda node: node.locks > 0)),
+    "a leaf and half a token": lambda cache: Victim(a_leaf(cache), tokens=0.5),  # type: ignore[arg-type] # the point
+    "a leaf and no number": lambda cache: Victim(a_leaf(cache), tokens=float("nan")),  # type: ignore[arg-type] # the point
+    "a leaf and tokens in words": lambda cache: Victim(a_leaf(cache), tokens="two"),  # type: ignore[arg-type] # the point
+    "a leaf and a truth": lambda cache: Victim(a_leaf(cache), tokens=True),
+    "a leaf and an action in words": lambda cache: Victim(a_leaf(cache), "delete"),  # type: ignore[arg-type] # the point
     "a root": lambda cache: Victim(next(iter(cache._tree.roots.values()))),
     "nothing": lambda cache: None,
 }
@@ -122,6 +132,16 @@ def test_an_order_that_answers_nonsense_is_dropped(what: str, caplog: pytest.Log
     assert len(errors) == 1
     assert "'tested'" in errors[0].getMessage()
     assert "'lru'" in errors[0].getMessage()
+
+
+def test_tokens_may_be_an_integer_of_numpy() -> None:
+    caches: list[RadixCache] = []
+    cache = grown(lambda: Named(lambda pool: Victim(a_leaf(caches[0]), tokens=np.int64(1))))  # type: ignore[arg-type] # the point
+    caches.append(cache)
+    eviction = cache.evict(3)
+    assert [victim.tokens for victim in eviction.victims] == [1, 1, 1]
+    assert all(type(victim.tokens) is int for victim in eviction.victims)
+    assert cache.policy == "tested"
 
 
 def covered(went: list[tuple[int, int, bool]]) -> list[int]:
