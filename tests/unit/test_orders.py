@@ -222,14 +222,31 @@ def test_a_victim_costs_a_logarithm_of_the_leaves(name: str) -> None:
         assert compared <= 8 * math.log2(leaves), cost
 
 
-def test_leftovers_do_not_pile_up_in_the_heap() -> None:
+@pytest.mark.parametrize("order", ["lru", "fifo"])
+def test_where_entries_come_in_order_a_victim_costs_the_same_however_many_leaves_there_are(
+    order: str,
+) -> None:
+    cost = {}
+    for leaves in (64, 4096):
+        cache = cache_with(counting(ORDERS[order]), 5 * leaves)
+        for n in range(leaves):
+            cache.insert([n, n, n, n])
+        Counted.compared = 0
+        for n in range(40):
+            cache.evict(4)
+            cache.insert([leaves + n] * 4)
+        cost[leaves] = Counted.compared
+    assert cost[64] == cost[4096] <= 2 * 40
+
+
+def test_leftovers_do_not_pile_up() -> None:
     for make in (MRU, Popular):
         cache = cache_with(make, 100)
         insert_all(cache, ([n] * 5 for n in range(10)))
         order: Any = cache._store.guard.order
         for step in range(20_000):
             cache.match_prefix([step % 10] * 5)
-        assert len(order._heap) < 5000
+        assert len(order._heap) + len(order._line) < 5000
         drain(cache)
         assert cache.policy == "tested"
 
