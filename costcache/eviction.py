@@ -203,7 +203,8 @@ class EvictionPipeline:
         counters.evicted += eviction.freed
         if victims := eviction._victims:
             counters.victims += len(victims)
-            counters.trimmed += sum([victim[3] for victim in victims])
+            for victim in victims:
+                counters.trimmed += victim[3]
         if eviction.freed < shortfall:
             counters.short += 1
         return eviction

@@ -254,7 +254,10 @@ class PoolState(NamedTuple):
         Never under ``requested``.
         """
         rest = requested % self.page_size if self.unit == "tokens" else 0
-        return min(requested - rest + self.page_size, max(self.capacity, requested)) if rest else requested
+        if not rest:
+            return requested
+        whole = requested - rest + self.page_size
+        return whole if whole <= self.capacity else max(self.capacity, requested)
 
 
 class RequestInfo(NamedTuple):

@@ -14,6 +14,7 @@ from costcache.sglang.hosttier import exact_reclaims
 from costcache.sglang.metrics import CostMetrics
 from costcache.sglang.pools import Pools
 from costcache.sglang.requests import Life, info, life_of
+from costcache.sglang.slots import slot_freer
 from costcache.sglang.victims import KvVictims, ValueVictims, make_victims
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class CostCache(UnifiedRadixCache):
         plan: What was decided for it.
         pools: The orders of its pools.
         cost_metrics: Where evictions are counted for Prometheus; None unless metrics are on.
+        full_alone: Whether the model has full attention and nothing else.
+        free_slots: Gives the slots of evicted nodes back to the allocator; see
+            :func:`costcache.sglang.slots.slot_freer`.
     """
 
     def __init__(self, params: Any, plan: Plan) -> None:
@@ -56,10 +60,11 @@ class CostCache(UnifiedRadixCache):
         self._victims: dict[str, Any] = {}
         self._walking = False
         self._shares_memory = False
-        self._full_alone = tuple(params.tree_components) == (ComponentType.FULL,)
+        self.full_alone = tuple(params.tree_components) == (ComponentType.FULL,)
         names = [POOL_OF[component] for component in params.tree_components if component in POOL_OF]
         self.pools = Pools(plan, self.victims, names)
         super().__init__(params)
+        self.free_slots = slot_freer(self.token_to_kv_pool_allocator)
         self._shares_memory = bool(get_memory().enable_unified_memory)
         if self.metrics_collector is not None:
             self.cost_metrics = metrics = CostMetrics(self.metrics_collector)
@@ -202,6 +207,11 @@ class CostCache(UnifiedRadixCache):
         full, wanted = ComponentType.FULL, params.num_tokens
         tracker = {full: 0}
         if wanted > 0:
+            if available_size_targets is None and not self.enable_session_radix_cache:
+                victims: KvVictims = self._victims["kv"]
+                victims.tracker = tracker
+                if self.pools.kv.pipeline.evict(wanted).freed:
+                    return EvictResult(tracker[full])
             target = None if available_size_targets is None else available_size_targets.get(full)
             self._evict_pool(full, wanted, tracker, target)
         return EvictResult(tracker[full])
@@ -238,21 +248,11 @@ class CostCache(UnifiedRadixCache):
     def only_frees(self) -> bool:
         """Whether evicting a leaf is freeing its slots, with no other component and no other tier."""
         return (
-            self._full_alone
+            self.full_alone
             and self.cache_controller is None
             and self.linker is None
             and not self._shares_memory
         )
-
-    def free_leaf(self, node_id: int) -> int:
-        """Evict one device leaf where that :attr:`only_frees`; returns the tokens freed."""
-        slots, tokens, actions = self.tree_core.drop_leaf(node_id)
-        free = self.token_to_kv_pool_allocator.free_segment
-        for part in slots:
-            free(part, start_pos=0)  # a node's slots are whole pages of a row
-        if actions:
-            self._apply_cache_actions(actions)
-        return int(tokens)
 
     def evict_leaf(self, node_id: int, tracker: dict[Any, int]) -> None:
         """Evict one device leaf as SGLang does: delete it, demote it, or back it up first."""

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
 from costcache.sglang.pycore import CostTreeCore
 from costcache.sglang.walks import FULL, FastWalks
 
 if TYPE_CHECKING:
-    from costcache.sglang.pools import PoolEvents, PoolRecord
+    from costcache.sglang.pools import PoolRecord
 
 __all__ = ["FastTreeCore"]
 
 
 class FastTreeCore(FastWalks, CostTreeCore):
     """Tells the pools of fast walks; all else is told where SGLang's own walks tell it."""
-
-    def reset(self) -> None:
-        """Forget every node, and what the orders know."""
-        self._to_cut: tuple[Any, int] | None = None
-        super().reset()
 
     def path_walked(self, path: list[Any], inserting: bool) -> None:
         """A walk used these nodes."""
@@ -45,33 +41,45 @@ class FastTreeCore(FastWalks, CostTreeCore):
         """The device holds the KV of this leaf no more."""
         self.left_device(node, to_host=False)
 
-    # -- trimming ----------------------------------------------------------------------------
+    # -- victims -----------------------------------------------------------------------------
 
-    def _cut(self, node: Any, keep: int, pool: PoolEvents, record: PoolRecord) -> None:
-        # SGLang can only split a leaf and evict the part behind. Where nothing but the tree knows of the
-        # leaf it is simply made shorter, in evict_device_leaf.
-        if (
-            pool is self.kv
-            and self.has_fast_walks
-            and not self.enable_session_radix_cache
-            and not self.kv_events.enabled
-        ):
-            self._to_cut = node, keep
-        else:
-            super()._cut(node, keep, pool, record)
+    def full_evictable_size(self) -> int:
+        """Tokens that can be evicted."""
+        return int(self.component_evictable_size_[FULL])
 
-    def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
-        """Evict a leaf, or the tail that it was to be cut to."""
-        cut, self._to_cut = self._to_cut, None
-        if cut is None or cut[0].id != node_id:
-            return super().drop_leaf(node_id)
-        node, keep = cut
-        data = node.component_data[FULL]
+    def full_protected_size(self) -> int:
+        """Tokens that are locked."""
+        return int(self.component_protected_size_[FULL])
+
+    def take_leaf(self, record: PoolRecord, needed: int) -> tuple[int, list[Any], list[Any]]:
+        """Evict a leaf, or as much of its tail as ``needed`` asks for."""
+        if not self.has_fast_walks or self.enable_session_radix_cache or self.kv_events.enabled:
+            return super().take_leaf(record, needed)
+        # Nothing but the tree knows of a leaf: what SGLang does in many steps is done in one, and a leaf that
+        # is trimmed is not split first, but made shorter.
+        node, kv = record.node, self.kv
+        if node is None or node.kv is not record or record.live_children:
+            return NOT_A_LEAF, [], []
+        if record.locks:
+            return LOCKED, [], []
+        if node not in self.evictable_device_leaves:
+            return NOT_NOW, [], []
+        tokens, step, data = record.tokens, self._step, node.component_data[FULL]
         slots = data.value
-        node.key = node.key[:keep]
-        node.checksum = None
-        data.value = slots[:keep].clone()
-        tail = slots[keep:]
-        tokens = self._left(tail)
-        self.kv.trim(node.kv, node.kv.tokens - keep)
-        return [tail], tokens, []
+        keep = (tokens - needed) // step * step if step and needed < tokens else 0
+        if keep:
+            tokens -= keep
+            node.key = key = node.key[:keep]
+            if self.page_size > 1:
+                node.name.key = key
+            node.checksum = None
+            data.value = slots[:keep].clone()
+            slots = slots[keep:]
+            self.component_evictable_size_[FULL] -= tokens
+            kv.trim(record, tokens)
+        else:
+            self._take_out(node)
+            self.component_evictable_size_[FULL] -= tokens
+            node.kv = None
+            kv.remove(record)
+        return tokens, [slots], []

@@ -116,6 +116,7 @@ class CostTreeCore(UnifiedTreeCore):
         self.pools: Pools = cache.pools
         self.kv: PoolEvents = self.pools.kv
         self._trimming = False
+        self._step = self.pools.plan.trim_step
         super().__init__(params, components)
 
     def reset(self) -> None:
@@ -286,7 +287,7 @@ class CostTreeCore(UnifiedTreeCore):
             return LOCKED, 0
         if node not in self.evictable_device_leaves:
             return NOT_NOW, 0
-        step = self.pools.plan.trim_step
+        step = self._step
         if step and needed < record.tokens:
             keep = (record.tokens - needed) // step * step
             if keep and self._may_trim(node, keep):
@@ -335,7 +336,7 @@ class CostTreeCore(UnifiedTreeCore):
     def cut_host_leaf(self, record: PoolRecord, needed: int) -> CostNode:
         """What to evict of a host leaf: its tail where that is enough, else all of it."""
         node: CostNode = record.node
-        step = self.pools.plan.trim_step
+        step = self._step
         keep = (record.tokens - needed) // step * step if step else 0
         if keep > 0 and len(self.components) == 1:
             self._cut(node, keep, self.pools.by_name["host"], record)
@@ -344,6 +345,19 @@ class CostTreeCore(UnifiedTreeCore):
     def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
         """Evict a leaf; its slots, its tokens, and SGLang's actions that must follow."""
         return handed_on(self.evict_device_leaf(node_id, False))
+
+    def take_leaf(self, record: PoolRecord, needed: int) -> tuple[int, list[Any], list[Any]]:
+        """Evict a victim of the pool ``kv`` where that is all that is to be done with it; see :meth:`claim`.
+
+        Returns:
+            The tokens that it held, or the pipeline's answer for one that cannot go; its slots; and SGLang's
+            actions that must follow.
+        """
+        answer, node_id = self.claim(record, needed)
+        if answer <= 0:
+            return answer, [], []
+        slots, tokens, actions = self.drop_leaf(node_id)
+        return tokens, slots, actions
 
     def put_back(self, node_id: int) -> None:
         """The tail of a cut leaf could not go after all: it is a node like any other."""

@@ -78,6 +78,9 @@ class CostRustCore(LeafHistory, RustUnifiedTreeCore):
         self.refused = 0
         self._clear()
         super().__init__(params)
+        # An eviction asks: without the detour.
+        self.full_evictable_size = self._binding.full_evictable_size
+        self.full_protected_size = self._binding.full_protected_size
 
     def _clear(self) -> None:
         self.forget()
@@ -276,6 +279,19 @@ class CostRustCore(LeafHistory, RustUnifiedTreeCore):
             return NOT_NOW, 0
         self._claimed = path
         return 1, node_id
+
+    def take_leaf(self, record: PoolRecord, needed: int) -> tuple[int, list[Any], list[Any]]:
+        """Evict a victim of the pool ``kv``.
+
+        Returns:
+            The tokens that it held, or the pipeline's answer for one that cannot go; its slots; and SGLang's
+            actions that must follow.
+        """
+        answer, node_id = self.claim(record, needed)
+        if answer <= 0:
+            return answer, [], []
+        slots, tokens, actions = self.drop_leaf(node_id)
+        return tokens, slots, actions
 
     def put_back(self, node_id: int) -> None:
         """A victim could not go after all: nothing was changed for it."""

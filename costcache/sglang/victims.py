@@ -6,6 +6,8 @@ and the fallbacks where it fails are stock's too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from costcache.sglang.cache import CostCache
 
 __all__ = ["HostVictims", "KvVictims", "ValueVictims", "make_victims"]
+
+_pool_state: Callable[[tuple[Any, ...]], PoolState] = partial(tuple.__new__, PoolState)
+"""A PoolState of its fields, without the Python code of a named tuple."""
 
 EVERYTHING = 1 << 62
 """A quota that never ends a walk: the pipeline does."""
@@ -111,19 +116,27 @@ class KvVictims(_Device):
 
     def take(self, victim: Victim, needed: int) -> int:
         """Evict a leaf, or the tail of it that ``needed`` tokens ask for."""
-        cache, record, full = self._cache, victim.record, self.component
+        record, full, tracker = victim.record, self.component, self.tracker
         if not isinstance(record, PoolRecord):
             return NOT_A_LEAF
         if self._sessions is not None and self._sessions.holds(_references(record, full)):
             return NOT_NOW
-        core, tracker = cache.tree_core, self.tracker
-        answer, node_id = core.claim(record, victim.at_most(needed))
+        cache = self._cache
+        core = cache.tree_core
+        if victim.tokens is not None:
+            needed = victim.at_most(needed)
+        if cache.only_frees:
+            freed: int
+            freed, slots, actions = core.take_leaf(record, needed)
+            if freed > 0:
+                tracker[full] += freed
+                cache.free_slots(slots)
+                if actions:
+                    cache._apply_cache_actions(actions)
+            return freed
+        answer, node_id = core.claim(record, needed)
         if answer <= 0:
             return int(answer)
-        if cache.only_frees:
-            freed = cache.free_leaf(node_id)
-            tracker[full] += freed
-            return freed
         before = tracker[full]
         cache.evict_leaf(node_id, tracker)
         freed = tracker[full] - before
@@ -140,15 +153,15 @@ class KvVictims(_Device):
     def pool_state(self, pool: str) -> PoolState:
         """The pool as it is now."""
         cache = self._cache
-        if cache.tree_core is None or not cache.only_frees:
+        if cache.tree_core is None or not cache.full_alone:
             return super().pool_state(pool)
         # As above, without the detours: an eviction asks each time.
         allocator, core = cache.token_to_kv_pool_allocator, cache.tree_core
         capacity, free = allocator.size_full, allocator.available_size()
         evictable, protected = core.full_evictable_size(), core.full_protected_size()
         held = capacity - free - evictable - protected
-        return PoolState(
-            pool, "tokens", capacity, free, evictable, held if held > 0 else 0, allocator.page_size
+        return _pool_state(
+            (pool, "tokens", capacity, free, evictable, held if held > 0 else 0, allocator.page_size)
         )
 
 

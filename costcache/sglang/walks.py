@@ -58,11 +58,35 @@ def leaf_result(slots: list[Any], tokens: int, actions: list[Any]) -> EvictDevic
     )
 
 
+class PageName:
+    """A node's key in its parent's ``children``, equal to the one that SGLang gives it.
+
+    SGLang's is a tuple of the first page's tokens: 2.6 kB a node at pages of 64, hashed, compared and freed
+    int by int. This one has its hash, and looks at the tokens only where SGLang compares its own with it.
+
+    Attributes:
+        key: The node's key.
+    """
+
+    __slots__ = ("_hash", "_page_size", "key")
+
+    def __init__(self, hashed: int, key: Any, page_size: int) -> None:
+        self._hash = hashed
+        self._page_size = page_size
+        self.key = key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.key.child_key(self._page_size) == other)
+
+
 class FastWalks(UnifiedTreeCore):
     """SGLang's Python tree core with faster walks; it holds exactly the state that SGLang's own would.
 
-    Every node of a tree that they know has two more attributes: ``edge``, what it is found by in its
-    parent, and ``edges``, its children by theirs.
+    Every node of a tree that they know has three more attributes: ``edge``, what it is found by in its
+    parent, ``edges``, its children by theirs, and ``name``, its key in its parent's ``children``.
 
     A subclass hears of them through four methods that do nothing here: :meth:`path_walked`,
     :meth:`nodes_locked`, :meth:`nodes_unlocked` and :meth:`leaf_removed`.
@@ -228,11 +252,7 @@ class FastWalks(UnifiedTreeCore):
         if node not in self.evictable_device_leaves or not self.has_fast_walks:
             return handed_on(super().evict_device_leaf(node_id, False))
         self.kv_events.record_remove(node)
-        parent = node.parent
-        self.evictable_device_leaves.discard(node)
-        self._remove_leaf_from_parent(node)
-        if not parent.children and not parent.component_data[FULL].lock_ref and parent is not self.root_node:
-            self.evictable_device_leaves.add(parent)
+        self._take_out(node)
         slots = node.component_data[FULL].value
         tokens = self._left(slots)
         self.leaf_removed(node)
@@ -243,6 +263,20 @@ class FastWalks(UnifiedTreeCore):
         if not self.has_fast_walks:
             return super().evict_device_leaf(node_id, is_write_back)
         return leaf_result(*self.drop_leaf(node_id))
+
+    def _take_out(self, node: Any) -> None:
+        """Take an unlocked leaf out of the tree."""
+        parent, leaves = node.parent, self.evictable_device_leaves
+        leaves.discard(node)
+        if self.enable_session_radix_cache:
+            self._remove_leaf_from_parent(node)
+        else:
+            if parent.children.pop(node.name) is not node:
+                raise AssertionError(f"node {node.id} is not where its parent has it")
+            del parent.edges[node.edge]
+            del self._node_arena[node.id]
+        if not parent.children and not parent.component_data[FULL].lock_ref and parent is not self.root_node:
+            leaves.add(parent)
 
     def _left(self, slots: Any) -> int:
         """One eviction step frees these slots, which nobody has locked; how many they are."""
@@ -302,7 +336,7 @@ class FastWalks(UnifiedTreeCore):
 
     def _register_node(self, node: Any) -> None:
         super()._register_node(node)
-        node.edge, node.edges = None, _NO_CHILDREN
+        node.edge, node.edges, node.name = None, _NO_CHILDREN, None
 
     def _add_new_node(self, parent: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
         node = super()._add_new_node(parent, key, *args, **kwargs)
@@ -313,6 +347,9 @@ class FastWalks(UnifiedTreeCore):
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
         parent = child.parent
         prefix, action = super()._split_node(key, child, split_len)
+        name = prefix.name = child.name  # SGLang has overwritten the value, and the key stays
+        if type(name) is PageName:
+            name.key = prefix.key
         if self.has_fast_walks:
             prefix.edge = child.edge
             parent.edges[prefix.edge] = prefix
@@ -333,3 +370,10 @@ class FastWalks(UnifiedTreeCore):
         if parent.edges is _NO_CHILDREN:
             parent.edges = {}
         parent.edges[node.edge] = node
+        name, last = parent.children.popitem()
+        if last is not node:
+            raise AssertionError(f"node {node.id} is not the last that its parent was given")
+        if self.page_size > 1:
+            name = PageName(hash(name), key, self.page_size)
+        node.name = name
+        parent.children[name] = node

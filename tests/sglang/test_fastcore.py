@@ -19,8 +19,9 @@ from costcache.sglang.build import make_cache
 from costcache.sglang.cache import CostCache
 from costcache.sglang.fastcore import FastTreeCore
 from costcache.sglang.pycore import CostTreeCore
+from costcache.sglang.slots import slot_freer
 from tests.sglang.mirror import check_records
-from tests.sglang.pools import Shape, cost_cache, init_params, make_plan, publish_args
+from tests.sglang.pools import Shape, cost_cache, init_params, make_plan, pools, publish_args
 
 PLAIN = "costcache-test-plain"
 if get_tree_core_factory(PLAIN) is None:
@@ -143,3 +144,57 @@ def test_memory_of_a_cut_leaf_is_its_own() -> None:
     assert kept.tolist() == value[:10].tolist()
     assert kept.untyped_storage().nbytes() == 80
     assert len(record.node.key.token_ids) == 10
+
+
+def test_names_of_pages_stay_what_sglang_calls_them() -> None:
+    """SGLang's own walks look children up by their first page: after splits, trims and removals too."""
+    rng = random.Random(0)
+    shape = Shape("mha", 4, tokens=512)
+    cache = cost_cache(shape)
+    allocator, core = cache.token_to_kv_pool_allocator, cache.tree_core
+    names = 0
+    for step in range(200):
+        tokens = array("q", [rng.randrange(2) for _ in range(4 * rng.randrange(1, 12))])
+        key = RadixKey(tokens, rng.choice([None, "lora"]))
+        found = cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
+        cache.evict(EvictParams(num_tokens=max(0, len(tokens) - allocator.available_size())))
+        slots = allocator.alloc(len(tokens))
+        cache.insert(InsertParams(key=key, value=slots, prev_prefix_len=0))
+        if step % 5 == 0:
+            cache.evict(EvictParams(num_tokens=rng.randrange(1, 20)))
+        cache.sanity_check()
+        assert found <= len(tokens)
+        for node in core._collect_all_nodes():
+            for name, child in node.children.items():
+                names += 1
+                own = child.key.child_key(4)
+                assert node.children[own] is child
+                assert name == own
+                assert hash(name) == hash(own)
+                assert child.name.key is child.key, "no tokens are kept that have gone"
+                assert own[::-1] not in node.children or own[::-1] in {
+                    other.key.child_key(4) for other in node.children.values()
+                }
+    assert names > 1000
+
+
+@pytest.mark.parametrize("tokens", [64, 65 * 64])
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_slots_go_back_as_the_allocator_itself_frees_them(tokens: int, page_size: int, grouped: bool) -> None:
+    free = []
+    for ours in (True, False):
+        _, allocator = pools(Shape("mha", page_size, tokens=2 * 65 * 64 + 128))
+        parts = [allocator.alloc(tokens), allocator.alloc(tokens)[page_size:]]
+        if grouped:
+            allocator.free_group_begin()
+        if ours:
+            slot_freer(allocator)(parts)
+        else:
+            for part in parts:
+                allocator.free_segment(part, start_pos=0)
+        if grouped:
+            allocator.free_group_end()
+        free.append(allocator.free_pages)
+    assert torch.equal(*free)
+    assert free[0].dtype == torch.int64

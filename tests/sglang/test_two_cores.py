@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from costcache.sglang.pools import PoolRecord
 from tests.sglang.pools import Shape, cost_cache
 from tests.sglang.serving import DIGIT, Server
 
@@ -29,19 +30,19 @@ class Watched(Server):
         super().__init__(cost_cache(shape, **settings), shape)
         self.gone: list[Span] = []
         core = self.cache.tree_core
-        drop_leaf = core.drop_leaf
+        take_leaf = core.take_leaf
 
-        def watched(node_id: int) -> Any:
-            end = core.collect_path_info([node_id])[0][-1].path_end
-            result = drop_leaf(node_id)
+        def watched(record: PoolRecord, needed: int) -> Any:
+            end = core.collect_path_info([getattr(record.node, "id", record.node)])[0][-1].path_end
+            result = take_leaf(record, needed)
             rows = self._rows()
-            for slots in result[0]:
+            for slots in result[1]:
                 digits = rows[slots, :3].to(dtype=slots.dtype)
                 tokens = digits[:, 0] + DIGIT * (digits[:, 1] + DIGIT * digits[:, 2])
                 self.gone.append((end - len(tokens), tuple(tokens.tolist())))
             return result
 
-        core.drop_leaf = watched
+        core.take_leaf = watched
 
 
 def stream(rng: random.Random, page_size: int, requests: int) -> Iterator[dict[str, Any]]:
