@@ -22,6 +22,7 @@ __all__ = ["HazardExplained", "StatesExplained"]
 
 _OUTPUTS = ("under 50 output", "50+ output", "200+ output", "500+ output")
 _CHILDREN = ("nothing behind it", "one branch behind it", "branches behind it")
+_TURNS = ("", ", behind a state", ", behind 2+ states", ", behind 4+ states")
 _USES = ("", "used 2 times", "used 3+ times", "used 5+ times")
 
 
@@ -90,11 +91,13 @@ class StatesExplained:
         children, level, rest = list(self._order._classes)[group]
         if isinstance(rest, int):
             words = f"{_USES[level]}, every {2.0 ** (rest - 1):g} to {2.0**rest:g}"
-        elif isinstance(rest, tuple):
-            output, reason = rest
-            words = f"used once, {_OUTPUTS[output]}" + ("" if reason is None else f", {reason}")
         else:
+            kind, turns = rest
             words = "used once, where prompts part"
+            if kind is not None:
+                output, reason = kind
+                words = f"used once, {_OUTPUTS[output]}" + ("" if reason is None else f", {reason}")
+            words += _TURNS[turns]
         return f"{words}, {_CHILDREN[children]}"
 
     def worth(self, group: int, age: float) -> float:

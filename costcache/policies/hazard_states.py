@@ -5,9 +5,11 @@ For each state, with G its class's index at its age (see :mod:`costcache.policie
     G x (tokens that would be recomputed without it / bytes that go with it) ** power
 
 Classes are by the children of the node (none, one, more), by how often a state was gone on from, and by the
-mean gap between those times; before the first, by the answer of the request and how it ended. So a state in
-front of a longer one of the same conversation soon ranks low, and one where many conversations fork stays. KV
-needs no score of its own: what lies between two states is worth what the state behind it is.
+mean gap between those times; before the first, by the answer of the request, how it ended, and how many
+states were made in front. So a state in front of a longer one of the same conversation soon ranks low, one
+where many conversations fork stays, and the newest of a conversation that goes on is told from that of a
+prompt asked for the first time. KV needs no score of its own: what lies between two states is worth what the
+state behind it is.
 
 A state that went is remembered for a while, to see whether it would have been used: a request that walks
 over its place, and found no state further on, would have gone on from it.
@@ -17,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from costcache.policies.hazard_explained import StatesExplained
@@ -38,6 +39,9 @@ LEAST = 1024
 ESTIMATE = 32
 """Requests after which the curves are estimated anew."""
 
+Kind = tuple[int, str | None]
+"""Step of an answer's length, and why it ended."""
+
 
 class _Life:
     """What is known of a state, there or gone.
@@ -49,16 +53,18 @@ class _Life:
         since: When it was last used.
         gone: It is not there any more.
         kind: What the request that made it was like: how long its answer, and why it stopped.
+        turns: States that were made in front of it, there or gone.
     """
 
-    __slots__ = ("first", "gone", "group", "kind", "since", "uses")
+    __slots__ = ("first", "gone", "group", "kind", "since", "turns", "uses")
 
-    def __init__(self, group: int, now: float) -> None:
-        self.group = group
+    def __init__(self, turns: int, now: float) -> None:
+        self.group = 0
+        self.turns = turns
         self.uses = 1
         self.first = self.since = now
         self.gone = False
-        self.kind: Hashable = None
+        self.kind: Kind | None = None
 
 
 class HazardStates(StateOrder):
@@ -86,7 +92,7 @@ class HazardStates(StateOrder):
         super().__init__()
         self._kv_bytes, self._state_bytes, self._power = kv_bytes, state_bytes, power
         self._table = LifeTable(FAMILIES, strength, 0.02)
-        self._classes: dict[tuple[int, int, Hashable], int] = {}
+        self._classes: dict[tuple[int, int, int | tuple[Kind | None, int]], int] = {}
         self._worth: list[list[float]] = []
         self._shares: NDArray[np.float64] | None = None
         self._lives: dict[int, _Life] = {}
@@ -136,13 +142,23 @@ class HazardStates(StateOrder):
         self._settle(record.serial)
         life = self._lives.get(record.serial)
         if life is None:
-            life = self._lives[record.serial] = _Life(0, self._now)
+            life = self._lives[record.serial] = _Life(self._turns(record), self._now)
             life.group = self._class(record, life)
             self._table.interval(1)
         elif life.gone and life.since < self._now:
             self._use(record, life)
         life.gone = False
         super().attach(record)
+
+    def _turns(self, record: NodeRecord) -> int:
+        """States made in front of a node, as far as they are remembered."""
+        lives, above = self._lives, record.parent
+        while above is not None:
+            life = lives.get(above.serial)
+            if life is not None:
+                return life.turns + 1
+            above = above.parent
+        return 0
 
     def consume(self, record: NodeRecord) -> None:
         passed = self._passed
@@ -218,7 +234,9 @@ class HazardStates(StateOrder):
         level = min((uses - 1).bit_length(), 3)
         exponent = math.frexp(gap)[1] if uses > 1 and gap > 0 else 0
         exponent = min(max(exponent, -1), 16)
-        key = (children, level, exponent if uses > 1 else life.kind)
+        known: int | tuple[Kind | None, int]
+        known = exponent if uses > 1 else (life.kind, min(life.turns.bit_length(), 3))
+        key = (children, level, known)
         number = self._classes.get(key)
         if number is None:
             scale = math.ldexp(0.75, exponent) if uses > 1 and gap > 0 else 0.0

@@ -217,6 +217,34 @@ def test_a_tombstone_keeps_what_is_behind_it_and_a_leaf_takes_its_kv_along() -> 
     assert sorted(made.tree.freed_states) == [1, 2]
 
 
+def test_hazard_tells_a_chat_that_has_gone_on_from_a_prompt_that_is_new() -> None:
+    """Both have a state that nobody went on from yet, after the same answer; only chats come back."""
+    made = store("hazard", 24 * PAGE, 6, joint=False)
+    server = Server(made)
+    chat: list[int] = []
+    for turn in range(198):  # in the middle of a chat
+        if turn % 5 == 0:
+            chat = [1000 + turn]
+        chat = [*chat, 2000 + turn]
+        server.serve(chat, False)
+        server.serve([10_000 + 2 * turn, 10_001 + 2 * turn], False)
+    # The chat's next turn is due, and younger prompts wait beside it.
+    for late in range(2):
+        server.serve([20_000 + late, 30_000], False)
+    tree = made.tree
+    newest = tree.match(tree.root(()), key([*chat, 1]), RequestRecord(tree.clock.begin(), tree.clock.now))
+    assert newest.end == len(chat) * PAGE
+    assert newest.state is not None
+    asked_once = {node.serial for node in tree.records() if node.state is not None and not node.depth}
+    asked_once -= {node.serial for node in tree.records() if node.children}
+    assert len(asked_once) > 1
+    while (victim := made.guard.next_victim("state")) is not None and victim.record is not newest:
+        asked_once.discard(victim.record.serial)
+        assert made.take_from("state", victim) == 1
+    assert victim is not None
+    assert not asked_once, "they go first, though younger"
+
+
 def test_only_orders_that_can_know_states_serve_hybrids() -> None:
     with pytest.raises(PluginError, match="knows no states"):
         store("lhd", 64 * PAGE, 8, joint=True)
