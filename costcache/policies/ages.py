@@ -8,6 +8,7 @@ then; in between, the worst one is on top of a heap.
 
 from __future__ import annotations
 
+import math
 from array import array
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import compress
@@ -26,6 +27,10 @@ __all__ = ["AgeQueues", "Run", "Waiting"]
 
 _NEAR = 0.25
 """Runs merge when the time that both span is less than this share of their age."""
+_AT_FIRST = 16
+"""Runs that are ranked at once."""
+_REST = -1
+"""The row of an entry that stands for all others."""
 _SPARE = 1024
 """Entries that may be left over, besides as many as there are leaves."""
 
@@ -107,6 +112,7 @@ class AgeQueues(Generic[W]):
         self._worth = worth
         self._entries = 0
         self._ranked: list[tuple[float, float, int, int]] = []
+        self._rest: tuple[NDArray[np.float64], NDArray[np.int64]] | None = None  # not among them yet
         self._stamp = 0
         self._listings = 0
 
@@ -157,6 +163,11 @@ class AgeQueues(Generic[W]):
         ranked = self._ranked
         while ranked:
             slot = ranked[0][3]
+            if slot == _REST:
+                heappop(ranked)
+                if self._rest is not None:
+                    self._rank(*self._rest)
+                continue
             run = self._runs[slot]
             heap = run.heap if run is not None else None
             while heap:
@@ -184,13 +195,25 @@ class AgeQueues(Generic[W]):
 
         self.now = now
         self.current.clear()
-        listing = np.asarray(self._listing)
-        slots = np.flatnonzero(listing)
-        first = np.asarray(self.first)[slots]
-        ages = now - (first + np.asarray(self.last)[slots]) / 2
+        slots = np.asarray(self._listing).nonzero()[0]
+        ages = now - (np.asarray(self.first)[slots] + np.asarray(self.last)[slots]) / 2
         worths = self._worth.of(np.asarray(self._group)[slots], ages)
-        columns = worths, first, listing[slots], slots
-        self._ranked = list(zip(*[column.tolist() for column in columns], strict=True))
+        self._ranked = []
+        self._rest = None
+        if len(slots) > 2 * _AT_FIRST:
+            # Only the worst are likely to be wanted before the next time. What is worth less than the others
+            # comes before their entry, in which -inf stands before any time.
+            least = np.partition(worths, _AT_FIRST)[_AT_FIRST]
+            first = worths < least
+            self._rest = worths[~first], slots[~first]
+            self._ranked.append((float(least), -math.inf, 0, _REST))
+            worths, slots = worths[first], slots[first]
+        self._rank(worths, slots)
+
+    def _rank(self, worths: NDArray[np.float64], slots: NDArray[np.int64]) -> None:
+        rows = slots.tolist()
+        first, listing = map(self.first.__getitem__, rows), map(self._listing.__getitem__, rows)
+        self._ranked += zip(worths.tolist(), first, listing, rows, strict=True)
         heapify(self._ranked)
 
     def merge(self, now: float) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
@@ -210,23 +233,26 @@ class AgeQueues(Generic[W]):
         span = last[slots[1:]] - first[:-1]
         near = (span <= _NEAR * (now - last[slots[1:]])) & (group[1:] == group[:-1])
         risk = np.asarray(self.risk)
-        kept = risk[slots] != 0
-        for at in np.flatnonzero(~kept).tolist():
-            run = self._runs[slots[at]]
-            kept[at] = run is not None and bool(run.heap)
-        order, keeps = slots.tolist(), kept.tolist()
-        for at in (np.flatnonzero(near & kept[1:]) + 1).tolist():
-            before = at - 1
-            while before >= 0 and not keeps[before]:
-                before -= 1
-            keeps[at] = before < 0 or not self._join(order[before], order[at])
-        self._order = list(compress(order, keeps))
+        empty = risk[slots] == 0
+        runs, order, keeps = self._runs, slots.tolist(), (~empty).tolist()
+        for at in empty.nonzero()[0].tolist():
+            run = runs[order[at]]
+            keeps[at] = run is not None and bool(run.heap)
+        for at in (near.nonzero()[0] + 1).tolist():
+            if keeps[at]:
+                before = at - 1
+                while before >= 0 and not keeps[before]:
+                    before -= 1
+                keeps[at] = before < 0 or not self._join(order[before], order[at])
         self._begun = []
-        for slot in compress(order, map(not_, keeps)):
-            self._runs[slot] = None
-            self._listing[slot] = 0
-            self.risk[slot] = 0.0
-            self._unused.append(slot)
+        self._order = list(compress(order, keeps))
+        left_over = list(compress(order, map(not_, keeps)))
+        self._unused += left_over
+        for slot in left_over:
+            runs[slot] = None
+        gone = np.array(left_over, np.int64)
+        np.asarray(self._listing)[gone] = 0
+        risk[gone] = 0.0
         kept = np.array(keeps, bool)
         slots = slots[kept]
         return group[kept], now - (first[kept] + last[slots]) / 2, risk[slots]

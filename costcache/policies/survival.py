@@ -67,13 +67,33 @@ def survival(
 
     Source: E. L. Kaplan and P. Meier, "Nonparametric estimation from incomplete observations", JASA 1958.
     """
-    import numpy as np
-
-    at_risk = np.cumsum((used + lost)[::-1], axis=0)[::-1] - lost * 0.5
+    at_risk = _at_risk(used, lost)
     for _ in range(smoothings):
         used, at_risk = _smooth(used), _smooth(at_risk)
+    return _drawn(used, at_risk, prior, weight)
+
+
+def _at_risk(used: NDArray[np.float64], lost: NDArray[np.float64]) -> NDArray[np.float64]:
+    import numpy as np
+
+    at_risk: NDArray[np.float64] = np.add(used, lost)[::-1].cumsum(axis=0)[::-1]
+    at_risk -= lost * 0.5
+    return at_risk
+
+
+def _drawn(
+    used: NDArray[np.float64],
+    at_risk: NDArray[np.float64],
+    prior: NDArray[np.float64] | float,
+    weight: NDArray[np.float64] | float,
+) -> NDArray[np.float64]:
+    """Shares, drawn to a prior."""
+    import numpy as np
+
+    at_risk = at_risk + weight
+    np.maximum(at_risk, 1e-12, out=at_risk)
     shares: NDArray[np.float64] = used + weight * prior
-    shares /= np.maximum(at_risk + weight, 1e-12)
+    shares /= at_risk
     return shares
 
 
@@ -111,19 +131,21 @@ def index(shares: NDArray[np.float64], starts: NDArray[np.float64]) -> NDArray[n
     import numpy as np
 
     bins, classes = shares.shape
-    alive = np.ones((bins + 1, classes))
+    left = np.zeros((2, bins + 1, classes))  # of what was there at first, and of the time to spend on it
+    alive, spent = left
+    alive[0] = 1.0
     np.cumprod(1.0 - shares, axis=0, out=alive[1:])
-    spent = np.zeros((bins + 1, classes))
     np.cumsum((alive[:-1] + alive[1:]) * (0.5 * np.diff(starts))[:, None], axis=0, out=spent[1:])
     spent += starts[:, None] * 1e-9  # what nothing survives costs nothing, and is worth nothing
+    np.negative(spent, out=spent)
     best = np.zeros((bins + 1, classes))
-    gains, costs = np.empty((2, bins, classes))
     for ahead in _AHEAD:
         last = bins + 1 - ahead
         if last > 0:
-            gain = np.subtract(alive[:last], alive[ahead:], out=gains[:last])
-            gain /= np.subtract(spent[ahead:], spent[:last], out=costs[:last])
-            np.maximum(best[:last], gain, out=best[:last])
+            gain, cost = left[:, :last] - left[:, ahead:]
+            gain /= cost
+            top = best[:last]
+            np.maximum(top, gain, out=top)
     best[bins] = best[bins - 1]
     return best
 
@@ -231,9 +253,10 @@ class Estimate:
         weight: NDArray[np.float64],
     ) -> None:
         self._used, self._lost, self._kin, self._weight = used, lost, kin, weight
-        used_by, lost_by = used @ kin.members, lost @ kin.members
-        of_all = survival(used_by.sum(1)[:, None], lost_by.sum(1)[:, None], share, weight)
-        self._by_family = survival(used_by, lost_by, of_all, weight)
+        used_by = used @ kin.members
+        at_risk = _at_risk(used_by, lost @ kin.members)
+        of_all = _drawn(used_by[:, -1:], at_risk[:, -1:], share, weight)
+        self._by_family = _drawn(used_by, at_risk, of_all, weight)
         self._by_scale = survival(kin.by_scale(used), kin.by_scale(lost), share, once)
 
     def __len__(self) -> int:
@@ -265,7 +288,8 @@ class _Kinship:
 
     Attributes:
         family: Family of each class, int64 of shape [classes].
-        members: 1.0 where a class is of a family, float64 of shape [classes, families].
+        members: 1.0 where a class is of a family, and in one more column for all, float64 of shape
+            [classes, families + 1].
         is_scaled: Whether a class has a time scale, bool of shape [classes].
         at: For each bin of each class, its place in a curve of its family in units of the scale, as an
             index of an array of shape [2 * BINS, families]; int64 of shape [BINS, classes]. Bin j of a
@@ -276,8 +300,8 @@ class _Kinship:
         import numpy as np
 
         self.family = np.array(family, np.int64)
-        self.members = np.zeros((len(family), families))
-        self.members[np.arange(len(family)), self.family] = 1.0
+        self.members = np.zeros((len(family), families + 1))
+        self.members[np.arange(len(family)), self.family] = self.members[:, families] = 1.0
         self.is_scaled = np.array(scale) > 0.0
         shift = np.array([age_bin(own) for own in scale], np.int64)
         self.at = (np.arange(BINS)[:, None] - shift + BINS) * families + self.family

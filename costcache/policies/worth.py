@@ -69,9 +69,11 @@ class Worth:
 
         self._worth = worth
         self._cells = worth.data  # reads one number several times as fast as the array
-        self._column = np.full(of, -1)
-        self._column[classes] = np.arange(len(classes))
-        self._columns = self._column.tolist()
+        column = np.full(of + 1, -1)
+        column[classes] = np.arange(len(classes))
+        column[of] = column[0]  # of newer classes
+        self._column = column
+        self._columns = column[:of].tolist()
 
     def _complete(self) -> None:
         """Work out the classes that were left out."""
@@ -122,16 +124,18 @@ class Worth:
 
         if self.behind:
             return -ages
-        at = 2.0 * (np.log2(np.maximum(ages, 1e-300)) + FIRST) + 1.0
-        at = np.minimum(np.maximum(at, 0.0), BINS)
+        # Up to half a step below the first edge worth is the same, and so it is behind the last edge.
+        at = np.log2(np.maximum(ages, 2.0 ** -(FIRST + 0.5)))
+        at += FIRST
+        at *= 2.0
+        at += 1.0
         low = np.minimum(at.astype(np.int64), BINS - 1)
         if self.depths > 1:
             group, depth = np.divmod(group, self.depths)
-        group = np.where(group < len(self._columns), group, 0)
-        column = self._column[group]
+        column = self._column[np.minimum(group, len(self._columns))]
         if column.size and column.min() < 0:
             self._complete()
-            column = group
+            column = self._column[np.minimum(group, len(self._columns))]
         value = self._worth[low, column]
         found: NDArray[np.float64] = value + (self._worth[low + 1, column] - value) * (at - low)
         if self.depths > 1:

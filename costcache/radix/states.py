@@ -111,6 +111,9 @@ class StateTree(RadixTree):
             state.locks += 1
             self.protected_states += state.locks == 1
 
+    def hold(self, node: Node) -> None:
+        self.lock(node)  # its state too
+
     def unlock(self, node: Node) -> None:
         """Undo one :meth:`lock` of ``node``."""
         state = node.state

@@ -178,9 +178,9 @@ class PrefixStore:
         shortfall = tokens - self.free
         if shortfall > 0:
             tree = self.tree
-            tree.lock(node)  # what this request matched must not go for it
+            tree.hold(node)  # what this request matched must not go for it
             self.pipeline.evict(shortfall, watermark=watermark)
-            tree.unlock(node)
+            tree.release(node)
             free = self.free
             if free < tokens:
                 return free // tree.page_size * tree.page_size

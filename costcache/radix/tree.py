@@ -46,6 +46,7 @@ class RadixTree:
         self.protected = 0
         self.nodes = 0
         self._serial = 0
+        self._held: Node | None = None
 
     @property
     def evictable(self) -> int:
@@ -260,6 +261,30 @@ class RadixTree:
                 heard(current)
             current = current.parent
 
+    def hold(self, node: Node) -> None:
+        """Protect ``node`` and its ancestors until :meth:`release`, which has to come before anything else.
+
+        The same as :meth:`lock`, but where nothing else is locked without a walk: as long as the node stays,
+        what is in front of it has a child, and cannot go.
+        """
+        if self.protected or node.parent is None or self.events.lock is not None:
+            self.lock(node)
+        else:
+            node.holds = node.locks = 1
+            self.protected = node.depth + node.tokens
+            self._held = node
+
+    def release(self, node: Node) -> None:
+        """Undo :meth:`hold`."""
+        if self._held is not node:
+            self.unlock(node)
+            return
+        self._held = None
+        node.holds = node.locks = 0
+        self.protected = 0
+        if self.events.unlock is not None and not node.live_children:
+            self.events.unlock(node)
+
     def refresh(self, node: Node) -> None:
         """Make ``node`` and its ancestors recent without counting a use: someone waits for them."""
         self.clock.accesses = recency = self.clock.accesses + 1
@@ -291,6 +316,7 @@ class RadixTree:
             node.children = {}
             node.live_children = node.locks = node.holds = 0
         self.roots.clear()
+        self._held = None
         self.cached = self.protected = self.nodes = 0
 
 

@@ -336,6 +336,23 @@ def test_locks_protect_the_prefix_and_nothing_else() -> None:
     assert cache.evict(100).freed == 3
 
 
+@pytest.mark.parametrize("locked", [False, True])
+def test_what_is_held_stays_as_what_is_locked(locked: bool) -> None:
+    cache = new()
+    insert_all(cache, ([1, 2, 3, 4, 5], [1, 2, 9], [7], [8, 8]))
+    if locked:
+        cache.lock(cache.match_prefix([8]).node)
+    tree, node = cache._tree, cache.match_prefix([1, 2, 3]).node
+    before = cache.evictable
+    tree.hold(node)
+    assert cache.evictable == before - 3
+    assert cache.evict(100).freed == before - 3
+    tree.release(node)
+    assert cache.evictable == 3
+    check_structure(cache)
+    assert cache.evict(100).freed == 3  # the order knows of it again
+
+
 def test_locks_are_counted() -> None:
     cache = new()
     node = cache.insert([1, 2, 3]).node
