@@ -112,7 +112,8 @@ class StateTree(RadixTree):
             self.protected_states += state.locks == 1
 
     def hold(self, node: Node) -> None:
-        self.lock(node)  # its state too
+        """Protect ``node``, its ancestors and its state until :meth:`release`."""
+        self.lock(node)
 
     def unlock(self, node: Node) -> None:
         """Undo one :meth:`lock` of ``node``."""
