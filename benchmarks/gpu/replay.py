@@ -1,0 +1,196 @@
+r"""Real SGLang Engines under several eviction policies: the same requests through each, in turn, on one GPU.
+
+    python benchmarks/gpu/replay.py --out gpu.jsonl --model llama-3-8b --workload chat --requests 1500 \
+        --rate 18 --outputs 0.125 --pool 5% --policies lru costcache costcache:lru costcache lru
+    python benchmarks/gpu/report.py gpu.jsonl > benchmarks/results/gpu.md
+
+It needs SGLang 0.5.23 with costcache installed beside it, and a GPU. ``lru`` is SGLang's own cache;
+costcache's names are those of ``--radix-eviction-policy``. One Engine is started for each different policy,
+all at once; then they run one at a time, in the order given. Give an order that reads the same from both
+ends, so that what drifts over time touches all alike. Before each run the Engine is warmed up and its cache
+emptied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from models import write_model
+from server import Job, main
+from workload import Workload, build
+
+from costcache.sim.trace import Trace
+
+ENGINE: dict[str, Any] = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "dtype": "bfloat16",
+    "random_seed": 0,
+    "enable_metrics": True,
+    "max_running_requests": 64,
+    "chunked_prefill_size": 8192,
+    "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 24, 32, 48, 64],
+    "cuda_graph_bs_prefill": [64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192],
+}
+
+
+class Server(NamedTuple):
+    """A process with an Engine."""
+
+    policy: str
+    process: Any
+    pipe: Connection
+    log: Path
+
+    def answer(self) -> dict[str, Any]:
+        """Its next answer.
+
+        Raises:
+            RuntimeError: It failed.
+        """
+        try:
+            answer: dict[str, Any] = self.pipe.recv()
+        except EOFError:
+            answer = {"error": "its process ended"}
+        if "error" in answer:
+            raise RuntimeError(f"the Engine of {self.policy} failed: {answer['error']}\nlog: {self.log}")
+        return answer
+
+
+def start(policies: list[str], model: Path, pool: int, extra: dict[str, Any], folder: Path) -> list[Server]:
+    """Start an Engine for each policy and wait until all of them are up."""
+    context = multiprocessing.get_context("spawn")
+    servers = []
+    for number, policy in enumerate(policies):
+        arguments = {
+            **ENGINE,
+            "model_path": str(model),
+            "max_total_tokens": pool,
+            "radix_eviction_policy": policy,
+            "port": 31000 + 1000 * number,
+            **extra,
+        }
+        ours, theirs = context.Pipe()
+        log = folder / f"{policy.replace(':', '-')}.log"
+        process = context.Process(target=main, args=(theirs, arguments, log))
+        process.start()
+        theirs.close()
+        servers.append(Server(policy, process, ours, log))
+    return servers
+
+
+def pool_of(text: str, trace: Trace) -> int:
+    """Tokens of a pool: a number, or a share of the prompts' distinct tokens."""
+    if text.endswith("%"):
+        return int(trace.distinct_pages(1) * float(text[:-1]) / 100)
+    return int(text)
+
+
+def note(began: float, text: str) -> None:
+    """Say on stderr what happens."""
+    print(f"[{time.perf_counter() - began:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Eviction policies on real Engines.")
+    parser.add_argument("--out", type=Path, required=True, help="lines of JSON are added to this file")
+    parser.add_argument("--model", default="llama-3-8b", help="a name in models.py, or a config's folder")
+    parser.add_argument("--workload", default="chat", help="a generated workload, or the path of a trace")
+    parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--shrink", type=int, default=1, help="divide the lengths of prompts by this")
+    parser.add_argument("--outputs", type=float, default=1.0, help="scale the generated tokens by this")
+    parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
+    parser.add_argument("--clients", type=int, default=None, help="so many at once, in place of --rate")
+    parser.add_argument("--pool", default="5%", help="tokens, or a share of the prompts' distinct tokens")
+    parser.add_argument("--policies", nargs="+", default=["lru", "costcache", "costcache", "lru"])
+    parser.add_argument("--engine", type=json.loads, default={}, help="more arguments of the Engine, as JSON")
+    parser.add_argument("--logs", type=Path, default=None, help="folder for the Engines' logs")
+    return parser.parse_args()
+
+
+def run() -> None:
+    """Measure."""
+    chosen = options()
+    began = time.perf_counter()
+    folder = Path(tempfile.mkdtemp(prefix="costcache-gpu-"))
+    logs = chosen.logs or folder
+    logs.mkdir(parents=True, exist_ok=True)
+    model = write_model(chosen.model, folder)
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    workload = Workload(
+        chosen.workload, chosen.requests, chosen.shrink, chosen.outputs, chosen.rate, vocabulary
+    )
+    trace = build(workload)
+    pool = pool_of(chosen.pool, trace)
+    distinct = trace.distinct_pages(1)
+    note(began, f"{workload.name}: {int(trace.input_tokens.sum()):,} prompt tokens, {distinct:,} distinct")
+    edges = trace.offsets.tolist()
+    job = Job(
+        [trace.ids[start:stop].tolist() for start, stop in pairwise(edges)],
+        trace.output_tokens.tolist(),
+        trace.timestamps.tolist(),
+        chosen.clients,
+    )
+    servers = start(list(dict.fromkeys(chosen.policies)), model, pool, chosen.engine, logs)
+    failed = False
+    try:
+        ups = {server.policy: server.answer() for server in servers}
+        note(began, f"up, seconds: { ({policy: up['seconds'] for policy, up in ups.items()}) }")
+        common = {
+            "model": chosen.model,
+            "workload": workload.as_dict(),
+            "clients": chosen.clients,
+            "pool": pool,
+            "distinct": distinct,
+            "engine": {**ENGINE, **chosen.engine},
+            "packages": ups[servers[0].policy]["packages"],
+            "order": chosen.policies,
+        }
+        by_policy = {server.policy: server for server in servers}
+        with chosen.out.open("a") as out:
+            for turn, policy in enumerate(chosen.policies):
+                by_policy[policy].pipe.send(job)
+                found = by_policy[policy].answer()
+                out.write(json.dumps({**common, "policy": policy, "turn": turn, **found}) + "\n")
+                out.flush()
+                note(began, f"{policy}: {summary(found)}")
+    except BaseException:
+        failed = True
+        raise
+    finally:
+        for server in servers:
+            server.pipe.close()
+        for server in servers:
+            server.process.join(timeout=5 if failed else 30)
+            if server.process.is_alive():
+                server.process.terminate()
+
+
+def summary(found: dict[str, Any]) -> str:
+    """The main figures of a run in one line."""
+    requests = found["requests"]
+    prompt, cached = (sum(each[key] for each in requests) for key in ("prompt", "cached"))
+    times = sorted(each["ttft"] for each in requests)
+    late = max((each.get("late", 0.0) for each in requests), default=0.0)
+    points = " ".join(
+        f"p{share} {1e3 * times[min(len(times) - 1, len(times) * share // 100)]:.1f}"
+        for share in (50, 90, 99)
+    )
+    return (
+        f"{found['seconds']:.1f} s, cached {cached / prompt:.4f}, recomputed {prompt - cached:,}, "
+        f"TTFT ms mean {1e3 * sum(times) / len(times):.1f} {points}, sent late at most {1e3 * late:.0f} ms"
+    )
+
+
+if __name__ == "__main__":  # the Engines' processes import this file again
+    run()

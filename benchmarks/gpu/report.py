@@ -1,0 +1,259 @@
+"""Tables of what ``replay.py`` measured, beside what the simulator says of the same requests and pool.
+
+    python benchmarks/gpu/report.py FILE.jsonl ... [--traces FOLDER] > benchmarks/results/gpu.md
+
+The simulator's serving mode gets the tokens that were sent, the times at which they were to be sent, the
+pool, and one figure that was measured: the time per generated token. Its prefill model is that of the model,
+from one H100.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from models import MODELS
+from workload import Workload, build
+
+from costcache.deployment import Deployment
+from costcache.model import ModelSpec
+from costcache.settings import Settings
+from costcache.sim.engine import Simulator
+from costcache.sim.results import Run as Replay
+from costcache.sim.serving import ServingSettings
+from costcache.sim.workloads import WORKLOADS
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from _report import table  # it lies in the folder above
+
+BLOCKS = 20
+"""Blocks of consecutive requests, for the standard error of a mean: neighbours wait for each other."""
+
+EDGES = (0, 128, 512, 1024, 2048, 4096, 1 << 30)
+"""New tokens of a request: the buckets of times to first token."""
+
+SETTINGS = {
+    "lru": Settings(policy="lru", trim="off"),  # SGLang's own cache frees whole leaves
+    "costcache:lru": Settings(policy="lru"),
+    "costcache": Settings(),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one policy, as ``replay.py`` wrote it."""
+
+    line: dict[str, Any]
+
+    @property
+    def policy(self) -> str:
+        """Its ``--radix-eviction-policy``."""
+        return str(self.line["policy"])
+
+    def column(self, key: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """One figure of each request."""
+        return np.array([each[key] for each in self.line["requests"]], np.float64)
+
+    @property
+    def new(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Tokens that each request had to compute."""
+        return self.column("prompt") - self.column("cached")
+
+    @property
+    def cached(self) -> float:
+        """Share of prompt tokens that the cache had, in %."""
+        return 100.0 * float(self.column("cached").sum() / self.column("prompt").sum())
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Seconds per generated token behind the first one, median over requests."""
+        outputs = self.column("output")
+        more = outputs > 1
+        times = (self.column("seconds") - self.column("ttft"))[more] / (outputs[more] - 1)
+        return float(np.median(times)) if times.size else 0.0
+
+    def metric(self, name: str) -> float:
+        """A metric's growth during the run; 0 where it has none."""
+        return float(self.line["metrics"].get(name, 0.0))
+
+
+def same(line: dict[str, Any]) -> str:
+    """What runs of one comparison have in common."""
+    keys = ("model", "workload", "clients", "pool", "order", "engine")
+    return json.dumps({key: line[key] for key in keys}, sort_keys=True)
+
+
+def predict(runs: Sequence[Run], traces: Path) -> dict[str, Replay]:
+    """What the simulator says, by policy."""
+    line = runs[0].line
+    settings = dict(line["workload"])
+    if settings["source"] not in WORKLOADS:
+        settings["source"] = str(traces / settings["source"])
+    trace = build(Workload(**settings))
+    model = (
+        ModelSpec.preset(line["model"]) if line["model"] in MODELS else ModelSpec.from_config(line["model"])
+    )
+    simulator = Simulator(trace, model, Deployment(page_size=1))
+    clients = line["clients"]
+    serving = ServingSettings(
+        concurrency=clients or line["engine"]["max_running_requests"],
+        decode_seconds=statistics.median(run.seconds_per_token for run in runs),
+        load="clients" if clients else "open",
+        spread_bursts=False,
+    )
+    policies = dict.fromkeys(run.policy for run in runs)
+    return {
+        policy: simulator.run(SETTINGS[policy], line["pool"], serving=serving)
+        for policy in policies
+        if policy in SETTINGS
+    }
+
+
+def show(runs: Sequence[Run], traces: Path) -> None:
+    """Print one comparison."""
+    line = runs[0].line
+    workload = line["workload"]
+    name = Workload(**workload).name
+    prompts, outputs = runs[0].column("prompt"), runs[0].column("output")
+    arrive = f"{line['clients']} clients" if line["clients"] else f"{workload['rate']:g} requests a second"
+    print(f"## {line['model']}, {name}\n\n    {command(line)}\n")
+    print(
+        f"{len(prompts):,} requests, {arrive}; lengths divided by {workload['shrink']}, generated tokens "
+        f"times {workload['outputs']:g}: prompts of {prompts.mean():,.0f} tokens on average and "
+        f"{prompts.max():,.0f} at most, {outputs.mean():.0f} generated. Pool {line['pool']:,} tokens, "
+        f"{100 * line['pool'] / line['distinct']:.1f} % of the prompts' {line['distinct']:,} distinct ones.\n"
+    )
+    print("Runs in the order in which they were made; times to first token in ms.\n")
+    table(
+        ["policy", "cached, %", "recomputed tokens", "mean", "p50", "p90", "p99", "requests/s"],
+        [
+            [
+                run.policy,
+                f"{run.cached:.2f}",
+                f"{run.new.sum():,.0f}",
+                f"{1e3 * run.column('ttft').mean():.1f}",
+                *(f"{1e3 * np.percentile(run.column('ttft'), at):.1f}" for at in (50, 90, 99)),
+                f"{len(prompts) / run.line['seconds']:.2f}",
+            ]
+            for run in runs
+        ],
+    )
+    print("".join(differences(runs)) + "Times to first token by new tokens, median in ms (requests).\n")
+    table(["policy", *map(bucket, pairwise(EDGES))], [[run.policy, *by_new(run)] for run in runs])
+    predictions = predict(runs, traces)
+    if predictions:
+        print("The simulator beside it.\n")
+        table(
+            ["policy", "cached, %", "predicted", "off by", "mean TTFT, ms", "predicted"],
+            [compared(policy, runs, replay) for policy, replay in predictions.items()],
+        )
+    print("Evictions.\n")
+    table(
+        ["policy", "evictions", "tokens", "victims", "decision, µs", "with freeing, µs", "of the run, %"],
+        [evictions(run) for run in runs],
+    )
+
+
+def differences(runs: Sequence[Run]) -> Iterable[str]:
+    """Mean time to first token of each policy against the first one's, request by request."""
+    times = {
+        policy: np.mean([run.column("ttft") for run in runs if run.policy == policy], axis=0)
+        for policy in dict.fromkeys(run.policy for run in runs)
+    }
+    first, *others = times
+    for policy in others:
+        blocks = np.array([block.mean() for block in np.array_split(times[policy] - times[first], BLOCKS)])
+        error = blocks.std(ddof=1) / BLOCKS**0.5
+        yield (
+            f"Mean time to first token, {policy} against {first}, means of their runs: "
+            f"{1e3 * (times[policy] - times[first]).mean():+.1f} ± {1e3 * error:.1f} ms (standard error over "
+            f"{BLOCKS} blocks of requests).\n\n"
+        )
+
+
+def command(line: dict[str, Any]) -> str:
+    """How to make these runs again."""
+    workload = line["workload"]
+    arrive = f"--clients {line['clients']}" if line["clients"] else f"--rate {workload['rate']:g}"
+    return (
+        f"python benchmarks/gpu/replay.py --out gpu.jsonl --model {line['model']} "
+        f"--workload {workload['source']} --requests {workload['requests']} --shrink {workload['shrink']} "
+        f"--outputs {workload['outputs']:g} {arrive} --pool {line['pool']} "
+        f"--policies {' '.join(line['order'])}"
+    )
+
+
+def bucket(edges: tuple[int, int]) -> str:
+    """A bucket's heading."""
+    low, high = edges
+    return f"{low:,} up" if high == EDGES[-1] else f"{low:,} to {high - 1:,}"
+
+
+def by_new(run: Run) -> Iterable[str]:
+    """Median time to first token in each bucket, and how many requests it has."""
+    for low, high in pairwise(EDGES):
+        times = run.column("ttft")[(run.new >= low) & (run.new < high)]
+        yield f"{1e3 * np.median(times):.1f} ({times.size})" if times.size else ""
+
+
+def compared(policy: str, runs: Sequence[Run], replay: Replay) -> list[str]:
+    """Measured and predicted, means over a policy's runs."""
+    own = [run for run in runs if run.policy == policy]
+    found = statistics.mean(run.cached for run in own)
+    predicted = 100 * replay.token_hit_rate
+    times = statistics.mean(1e3 * float(run.column("ttft").mean()) for run in own)
+    return [
+        policy,
+        f"{found:.2f}",
+        f"{predicted:.2f}",
+        f"{predicted - found:+.2f}",
+        f"{times:.1f}",
+        f"{1e3 * replay.ttft_mean:.1f}",
+    ]
+
+
+def evictions(run: Run) -> list[str]:
+    """What evicting took: choosing victims alone, which only costcache measures, and all of it."""
+    count, whole = (run.metric(f"sglang:eviction_duration_seconds_{part}") for part in ("count", "sum"))
+    decided, choosing = (run.metric(f"costcache:decision_seconds_{part}") for part in ("count", "sum"))
+    return [
+        run.policy,
+        f"{count:,.0f}",
+        f"{run.metric('sglang:evicted_tokens_total'):,.0f}",
+        f"{run.metric('costcache:victims_total'):,.0f}" if decided else "",
+        f"{1e6 * choosing / decided:.0f}" if decided else "",
+        f"{1e6 * whole / count:.0f}" if count else "",
+        f"{100 * whole / run.line['seconds']:.2f}",
+    ]
+
+
+def main() -> None:
+    """Print all."""
+    parser = argparse.ArgumentParser(description="Tables of measurements on a GPU.")
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--traces", type=Path, default=Path("../shared/traces"), help="recorded traces")
+    chosen = parser.parse_args()
+    groups: dict[str, list[Run]] = {}
+    for file in chosen.files:
+        for text in file.read_text().splitlines():
+            line = json.loads(text)
+            groups.setdefault(same(line), []).append(Run(line))
+    first = next(iter(groups.values()))[0].line
+    print("# SGLang on a GPU\n\n    python benchmarks/gpu/report.py gpu.jsonl\n")
+    print(", ".join(f"{name} {version}" for name, version in first["packages"].items()) + ".")
+    print(f"Engines: `{json.dumps(first['engine'])}`.\n")
+    for runs in groups.values():
+        show(runs, chosen.traces)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Requests for an Engine, token by token: a recorded or generated trace, made smaller and faster.
+
+A trace says which blocks are the same, not what is in them. Tokens are drawn from each block's id, so that
+equal blocks are equal tokens, on every run. ``shrink`` divides all lengths, blocks included: who shares how
+many blocks with whom stays as it is, and a prefill takes a fraction of the time. (Cutting long prompts off,
+or taking a few requests of full length, would change what is reused.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costcache.sim.trace import Trace
+from costcache.sim.traces import load_trace
+from costcache.sim.workloads import WORKLOADS, generate
+
+__all__ = ["Workload", "build", "tokens_of"]
+
+SPECIAL = 10  # the first ids of a vocabulary are left out: some end a text
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What to send, and when.
+
+    Attributes:
+        source: A generated workload's name, or the path of a trace.
+        requests: The first so many.
+        shrink: Divides all lengths of prompts; a power of two that divides the trace's blocks.
+        outputs: Scales the number of generated tokens; at least one is.
+        rate: Requests per second, on average; the trace's own pattern of arrivals is kept.
+        vocabulary: Token ids go from 10 to below this.
+        seed: Of the tokens.
+    """
+
+    source: str
+    requests: int
+    shrink: int
+    outputs: float
+    rate: float
+    vocabulary: int
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """A name for tables."""
+        return self.source if self.source in WORKLOADS else Path(self.source).name.split(".")[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a line of JSON; the trace by its name, wherever it lies."""
+        return {**asdict(self), "source": self.source if self.source in WORKLOADS else Path(self.source).name}
+
+
+def build(workload: Workload) -> Trace:
+    """The requests as a trace in blocks of one token, whose ids are the tokens themselves.
+
+    Generated tokens are named too, with ids that no prompt has: a server caches them as well.
+
+    Raises:
+        ValueError: The settings do not fit the trace.
+    """
+    source = generate(workload.source) if workload.source in WORKLOADS else load_trace(workload.source)
+    if workload.requests > len(source):
+        raise ValueError(f"--requests is {workload.requests}, and {workload.name} has {len(source)}")
+    block, left = divmod(source.block_size, workload.shrink)
+    if left or not block:
+        raise ValueError(
+            f"--shrink is {workload.shrink}: it must divide {workload.name}'s blocks of {source.block_size}"
+        )
+    trace = source.take(np.arange(workload.requests))
+    lengths = -(-trace.input_tokens // workload.shrink)
+    outputs = np.maximum(1, np.rint(trace.output_tokens * workload.outputs)).astype(np.int64)
+    times = trace.timestamps - trace.timestamps[0]
+    speed = workload.rate * float(times[-1]) / (workload.requests - 1)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    ids = np.empty(int(offsets[-1]), np.int64)
+    for request, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        blocks = trace.ids[trace.offsets[request] : trace.offsets[request + 1]]
+        ids[start:stop] = tokens_of(blocks, block, workload.vocabulary, workload.seed)[: stop - start]
+    ends = np.concatenate(([0], np.cumsum(outputs))).astype(np.int64)
+    return Trace(
+        name=workload.name,
+        block_size=1,
+        timestamps=_spread(times) / speed,
+        input_tokens=lengths,
+        output_tokens=outputs,
+        ids=ids,
+        offsets=offsets,
+        output_ids=workload.vocabulary + np.arange(int(ends[-1]), dtype=np.int64),
+        output_offsets=ends,
+    )
+
+
+def tokens_of(blocks: Int64, size: int, vocabulary: int, seed: int) -> Int64:
+    """``size`` tokens for each block id, int64 of shape (blocks * size,): a hash of id, place and seed.
+
+    The hash is splitmix64's finalizer (Steele, Lea, Flood, OOPSLA 2014).
+    """
+    within = np.arange(size, dtype=np.uint64)
+    places = (blocks.astype(np.uint64)[:, None] * np.uint64(size) + within).ravel()
+    state: NDArray[np.uint64]
+    with np.errstate(over="ignore"):  # it counts modulo 2**64
+        state = (places + np.uint64(seed) * np.uint64(0xD1342543DE82EF95)) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    tokens: Int64 = (state % np.uint64(vocabulary - SPECIAL)).astype(np.int64) + SPECIAL
+    return tokens
+
+
+def _spread(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Requests of one timestamp, evenly up to the next: traces round their clocks."""
+    distinct, first, counts = np.unique(times, return_index=True, return_counts=True)
+    if distinct.size < 2:
+        return times
+    gaps = np.diff(distinct, append=2 * distinct[-1] - distinct[-2])
+    place = np.arange(times.size) - np.repeat(first, counts)
+    spread: NDArray[np.float64] = times + place * np.repeat(gaps / counts, counts)
+    return spread
