@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
-from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
-    UnifiedLRUList,
-    UnifiedTreeCore,
-    UnifiedTreeNode,
-)
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
 
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
+from costcache.sglang.lists import HostLeaves, ValueList
 from costcache.sglang.pools import PoolEvents, PoolRecord, Pools
 from costcache.sglang.states import StateList, StatePool
 from costcache.sglang.walks import handed_on
@@ -131,16 +127,16 @@ class CostTreeCore(UnifiedTreeCore):
                 self.lru_lists[component] = (
                     StateList(pool, stock, self.component_types)
                     if isinstance(pool, StatePool)
-                    else _ValueList(self, pool, stock)
+                    else ValueList(self, pool, stock)
                 )
         if "host" in self.pools.by_name:
-            self.evictable_host_leaves = _HostLeaves(self, self.pools.by_name["host"])
+            self.evictable_host_leaves = HostLeaves(self, self.pools.by_name["host"])
 
     def set_hicache_enabled(self) -> None:
         """A host tier was attached."""
         super().set_hicache_enabled()
         pool = self.pools.by_name.get("host") or self.pools.add("host")
-        self.evictable_host_leaves = _HostLeaves(self, pool)
+        self.evictable_host_leaves = HostLeaves(self, pool)
 
     # -- nodes -------------------------------------------------------------------------------
 
@@ -368,105 +364,3 @@ class CostTreeCore(UnifiedTreeCore):
         node.kv = self.kv.insert(
             node, len(node.key), parent.end, parent.kv, priority=node.priority, history=parent.kv
         )
-
-
-class _ValueList(UnifiedLRUList):
-    """Stock's list of the nodes that hold a component's value on the device, telling the pool.
-
-    A node is in this list exactly as long as the device holds its value: every place in SGLang that
-    makes or frees one goes through it. Stock's own order in the list is kept, for its own walks.
-    """
-
-    def __init__(self, core: CostTreeCore, pool: PoolEvents, stock: Any) -> None:
-        super().__init__(stock.component_type, core.component_types, is_referenced=stock._is_referenced)
-        self._core = core
-        self._pool = pool
-        self._name = pool.name
-        self.silent = False
-
-    def _units(self, node: CostNode) -> int:
-        return 1 if self._name == "state" else len(node.key)
-
-    def insert_mru(self, node: CostNode) -> None:
-        super().insert_mru(node)
-        self._arrived(node)
-
-    def insert_after(self, prev_node: CostNode, node: CostNode) -> None:
-        super().insert_after(prev_node, node)
-        tail: PoolRecord | None = getattr(prev_node, self._name)
-        if tail is None or self._name == "state":
-            self._arrived(node)
-        else:
-            prefix = self._pool.split(tail, len(node.key), node, locked=True)
-            setattr(node, self._name, prefix)
-            # To an order the prefix of a split has a child, and is no candidate; this one is.
-            self._pool.unlock(prefix)
-
-    def _arrived(self, node: CostNode) -> None:
-        units = self._units(node)
-        record = self._pool.insert(
-            node,
-            units,
-            node.end - units,
-            priority=node.priority,
-        )
-        setattr(node, self._name, record)
-
-    def remove_node(self, node: CostNode) -> None:
-        super().remove_node(node)
-        record: PoolRecord | None = getattr(node, self._name)
-        if record is not None:
-            setattr(node, self._name, None)
-            self._pool.remove(record)
-
-    def reset_node_mru(self, node: CostNode) -> None:
-        super().reset_node_mru(node)
-        if not self.silent:
-            self._pool.use((getattr(node, self._name),))
-
-    def reset_node_and_window_ancestors_mru(
-        self, node: CostNode, root_node: CostNode, window_size: int, should_include: Callable[[Any], bool]
-    ) -> None:
-        super().reset_node_and_window_ancestors_mru(node, root_node, window_size, should_include)
-        used, covered = [], 0
-        while node is not root_node and covered < window_size:
-            if should_include(node):
-                used.append(getattr(node, self._name))
-            covered += len(node.key)
-            node = node.parent
-        used.reverse()
-        self._pool.use(used)
-
-
-class _HostLeaves(set[Any]):
-    """Stock's set of evictable host leaves, telling the pool ``host``.
-
-    Every node that only the host holds has a record there; while it is not such a leaf, it is locked.
-
-    Attributes:
-        tokens: Tokens of the leaves in the set: all can be evicted now.
-    """
-
-    def __init__(self, core: CostTreeCore, pool: PoolEvents) -> None:
-        super().__init__()
-        self._core = core
-        self._pool = pool
-        self.tokens = 0
-
-    def add(self, node: CostNode) -> None:
-        if node in self:
-            return
-        super().add(node)
-        if node.host is None:
-            self._core.to_host(node, node.end, None)  # read from storage, never on the device
-        if node.host is not None and node.host.locks:
-            self._pool.unlock(node.host)
-        self.tokens += len(node.key)
-
-    def discard(self, node: Any) -> None:
-        if node not in self:
-            return
-        super().discard(node)
-        self.tokens -= len(node.key)
-        if node.host is not None:
-            self._pool.lock(node.host)
