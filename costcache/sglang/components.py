@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.unified_cache.components import (
 from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
 
 from costcache.records import Victim
-from costcache.sglang.pools import PoolEvents
+from costcache.sglang.pool import PoolEvents
 from costcache.sglang.pycore import CostNode, CostTreeCore
 
 __all__ = ["COMPONENTS", "CostFull", "CostMamba", "CostSWA"]

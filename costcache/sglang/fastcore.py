@@ -9,7 +9,7 @@ from costcache.sglang.pycore import CostTreeCore
 from costcache.sglang.walks import FULL, FastWalks
 
 if TYPE_CHECKING:
-    from costcache.sglang.pools import PoolRecord
+    from costcache.sglang.pool import PoolRecord
 
 __all__ = ["FastTreeCore"]
 

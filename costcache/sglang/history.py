@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from costcache.sglang.pools import PoolEvents, PoolRecord
+from costcache.sglang.pool import PoolEvents, PoolRecord
 
 if TYPE_CHECKING:
     from costcache.records import NodeRecord

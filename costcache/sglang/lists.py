@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedLRUList
 
 if TYPE_CHECKING:
-    from costcache.sglang.pools import PoolEvents, PoolRecord
+    from costcache.sglang.pool import PoolEvents, PoolRecord
     from costcache.sglang.pycore import CostNode, CostTreeCore
 
 __all__ = ["HostLeaves", "ValueList"]

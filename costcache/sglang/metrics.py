@@ -26,7 +26,7 @@ from dataclasses import astuple, fields
 from typing import Any
 
 from costcache.eviction import EvictionCounters
-from costcache.sglang.pools import PoolEvents
+from costcache.sglang.pool import PoolEvents
 
 __all__ = ["CostMetrics"]
 

@@ -15,7 +15,8 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
 from costcache.sglang.lists import HostLeaves, ValueList
-from costcache.sglang.pools import PoolEvents, PoolRecord, Pools
+from costcache.sglang.pool import PoolEvents, PoolRecord
+from costcache.sglang.pools import Pools
 from costcache.sglang.states import StateList, StatePool
 from costcache.sglang.walks import handed_on
 

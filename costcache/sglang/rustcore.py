@@ -37,7 +37,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 from costcache.errors import SettingsError
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
 from costcache.sglang.history import LeafHistory, Path
-from costcache.sglang.pools import PoolRecord
+from costcache.sglang.pool import PoolRecord
 from costcache.sglang.walks import leaf_result
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedLRUList
 
 from costcache.eviction import EvictionHost, EvictionPipeline
 from costcache.records import PoolState, RequestInfo, RequestRecord, State
-from costcache.sglang.pools import PoolEvents, PoolRecord
+from costcache.sglang.pool import PoolEvents, PoolRecord
 
 if TYPE_CHECKING:
     from costcache.records import Clock

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
 from costcache.records import PoolState, Victim
-from costcache.sglang.pools import PoolEvents, PoolRecord
+from costcache.sglang.pool import PoolEvents, PoolRecord
 
 if TYPE_CHECKING:
     from costcache.sglang.cache import CostCache
