@@ -1,24 +1,26 @@
 """Hit rates of every policy beside the offline optimum, on recorded and generated workloads.
 
     python benchmarks/policies.py [--quick] [--policies NAME ...] [--workloads NAME ...] [--pools PERCENT ...]
-        [--whole] [--jobs 1] > benchmarks/results/policies.md
+        [--whole] [--jobs 1] [--rows FILE] > benchmarks/results/policies.md
 
 The plain replay: prompts are cached, generated tokens are not, one request at a time. Pools are in % of the
 distinct whole pages: 512 tokens for Mooncake and Weka, 64 for RAGPulse, 16 for the rest. Recorded traces are
 in $COSTCACHE_TRACES or ../shared/traces; those that are missing are left out and named. ``--whole`` adds the
 whole of Weka v6, at 1 and 2 %, with session starts of five seeds; the median counts. Two shifts are replayed
 too: one trace after the other, and two at once. All of it takes an hour on one core; ``--quick`` replays the
-first 2,000 requests of each at 2 and 10 % under four policies in two minutes.
+first 2,000 requests of each at 2 and 10 % under four policies in two minutes. ``--rows`` keeps what is
+measured in a file, and a run that was cut off goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -139,8 +141,37 @@ def joined(name: str, first: Trace, second: Trace, start: float) -> Trace:
     )
 
 
+class Kept:
+    """Rows of a run that was cut off, and those of this one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._rows: dict[tuple[str, int], Row] = {}
+        if path is not None and path.is_file():
+            for line in path.read_text().splitlines():
+                row = Row(**json.loads(line))
+                self._rows[row.workload, row.pool] = row
+
+    def find(self, name: str, percent: int, policies: Sequence[str]) -> Row | None:
+        """The row of a cell, if it has all these policies."""
+        row = self._rows.get((name, percent))
+        return row if row is not None and set(policies) <= set(row.hits) else None
+
+    def add(self, row: Row) -> None:
+        """Keep a row."""
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+
+
 def measure(
-    name: str, trace: Trace, page: int, pools: Sequence[int], policies: Sequence[str], jobs: int
+    name: str,
+    trace: Trace,
+    page: int,
+    pools: Sequence[int],
+    policies: Sequence[str],
+    jobs: int,
+    kept: Kept,
 ) -> list[Row]:
     """Replay one workload everywhere."""
     simulator = Simulator(trace, MODEL, Deployment(page_size=page))
@@ -153,25 +184,30 @@ def measure(
         tokens = distinct * percent // 100 * page
         if tokens < page:
             continue
+        row = kept.find(name, percent, policies)
+        if row is not None:
+            rows.append(row)
+            continue
         cells = [Cell(chosen, f"{percent}%", tokens) for chosen in settings.values()]
         runs: dict[str, Run] = dict(zip(settings, sweep(simulator, cells, jobs=jobs), strict=True))
         hits = {policy: 100 * run.token_hit_rate for policy, run in runs.items()}
         flops = {policy: 100 * run.flops_saved_rate for policy, run in runs.items()}
         check(all(rate <= hits["optimum"] + 1e-9 for rate in hits.values()), "under the optimum")
         rows.append(Row(name, percent, tokens, hits, flops))
+        kept.add(rows[-1])
         found = " ".join(f"{policy} {rate:.2f}" for policy, rate in hits.items())
         print(f"{name} at {percent} %: {found}", file=sys.stderr, flush=True)
     return rows
 
 
-def whole_weka(policies: Sequence[str], jobs: int) -> list[Row]:
+def whole_weka(policies: Sequence[str], jobs: int, kept: Kept) -> list[Row]:
     """The whole of Weka v6, medians over the seeds of its session starts."""
     path = folder() / WEKA_V6
     if not path.is_file():
         print(f"{path} is missing: weka v6 is left out", file=sys.stderr)
         return []
     by_seed = [
-        measure(f"weka v6, seed {seed}", load_trace(path, seed=seed), 512, (1, 2), policies, jobs)
+        measure(f"weka v6, seed {seed}", load_trace(path, seed=seed), 512, (1, 2), policies, jobs, kept)
         for seed in SEEDS
     ]
     rows = []
@@ -289,6 +325,7 @@ def main() -> None:
     parser.add_argument("--pools", nargs="+", type=int, default=None, metavar="PERCENT")
     parser.add_argument("--whole", action="store_true", help="the whole of Weka v6 too, five seeds")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 1 by default")
+    parser.add_argument("--rows", type=Path, default=None, metavar="FILE", help="go on from what is in it")
     options = parser.parse_args()
     unknown = set(options.workloads) - set(every)
     if unknown:
@@ -296,14 +333,15 @@ def main() -> None:
     policies = options.policies or (QUICK_POLICIES if options.quick else BUILTIN)
     policies = ["lru", *(name for name in policies if name != "lru")]
     pools = options.pools or ((2, 10) if options.quick else POOLS)
+    kept = Kept(options.rows)
     rows = []
     for name, build, page in workloads(options.workloads):
         trace = build()
         if options.quick:
             trace = trace.take(np.arange(min(2000, len(trace))))
-        rows += measure(name, trace, page, pools, policies, options.jobs)
+        rows += measure(name, trace, page, pools, policies, options.jobs, kept)
     if options.whole:
-        rows += whole_weka(policies, options.jobs)
+        rows += whole_weka(policies, options.jobs, kept)
     show(rows, policies, aims=not options.quick)
 
 
