@@ -1,7 +1,7 @@
 """Hit rates of every policy beside the offline optimum, on recorded and generated workloads.
 
     python benchmarks/policies.py [--quick] [--policies NAME ...] [--workloads NAME ...] [--pools PERCENT ...]
-        [--whole] [--jobs 1] [--rows FILE] > benchmarks/results/policies.md
+        [--whole] [--held-out] [--jobs 1] [--rows FILE] > benchmarks/results/policies.md
 
 The plain replay: prompts are cached, generated tokens are not, one request at a time. Pools are in % of the
 distinct whole pages: 512 tokens for Mooncake and Weka, 64 for RAGPulse, 16 for the rest. Recorded traces are
@@ -9,7 +9,8 @@ in $COSTCACHE_TRACES or ../shared/traces; those that are missing are left out an
 whole of Weka v6, at 1 and 2 %, with session starts of five seeds; the median counts. Two shifts are replayed
 too: one trace after the other, and two at once. All of it takes an hour on one core; ``--quick`` replays the
 first 2,000 requests of each at 2 and 10 % under four policies in two minutes. ``--rows`` keeps what is
-measured in a file, and a run that was cut off goes on from there.
+measured in a file, and a run that was cut off goes on from there. ``--held-out`` replays workloads instead
+that no policy here was ever tuned on.
 """
 
 from __future__ import annotations
@@ -52,6 +53,15 @@ FILES = {
     "ragpulse": ("ragpulse_0_trace.jsonl.gz", 64),
     "sharegpt": ("sharegpt_turn_lengths.jsonl.gz", 16),
 }
+
+HELD_OUT_FILES = {
+    "mooncake arxiv": ("mooncake_arxiv_first1000.jsonl.gz", 512),
+    "mini-swe agents": ("lmcache_miniswe.jsonl.gz", 16),
+    "bbh": ("bbh_original.tar.gz", 16),
+    "gsm8k": ("gsm8k_original.tar.gz", 16),
+}
+HELD_OUT_SEED = 20
+"""Of generated workloads, and of session starts."""
 
 LEAST_HITS = {
     ("mooncake conversation", 2): 14.8,
@@ -111,6 +121,31 @@ def workloads(names: Sequence[str]) -> Iterator[tuple[str, Callable[[], Trace], 
     for name, build in (("few-shot, then chat", after), ("multi-turn and chat at once", together)):
         if name in names:
             yield name, build, 16
+
+
+def held_out() -> Iterator[tuple[str, Callable[[], Trace], int]]:
+    """Name, how to make it, and page size of each workload that was not looked at before."""
+    for name, (file, page) in HELD_OUT_FILES.items():
+        path = folder() / file
+        tokenizer = "words" if page == 16 else None
+        if path.is_file():
+            yield name, lambda path=path, tokenizer=tokenizer: load_trace(path, tokenizer=tokenizer), page
+        else:
+            print(f"{path} is missing: {name} is left out", file=sys.stderr)
+    for name, workload in WORKLOADS.items():
+        if name != "random":
+            settings = workload.settings(seed=HELD_OUT_SEED)
+            yield f"{name}, another seed", lambda name=name, settings=settings: generate(name, settings), 16
+    retimed = [folder() / name for name in ("mooncake_synthetic.jsonl.gz", "azure2023_conv.csv.gz")]
+    if all(path.is_file() for path in retimed):
+        yield "mooncake synthetic, azure's times", lambda: load_trace(retimed[0], retime=retimed[1]), 512
+    weka = folder() / "weka_cc_v8_local_60sessions.jsonl.gz"
+    if weka.is_file():
+        yield (
+            "weka v8, other starts, gaps as recorded",
+            lambda: load_trace(weka, seed=HELD_OUT_SEED, arrivals="uniform:1h", gaps="recorded"),
+            512,
+        )
 
 
 def after() -> Trace:
@@ -230,7 +265,8 @@ def whole_weka(policies: Sequence[str], jobs: int, kept: Kept) -> list[Row]:
 def show(rows: list[Row], policies: Sequence[str], *, aims: bool) -> None:
     """Print all tables in Markdown, and if wanted what was aimed at."""
     command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
-    print(f"# Hit rates of policies\n\n    {command}\n")
+    where = " on workloads that nothing was tuned on" if "--held-out" in sys.argv else " of policies"
+    print(f"# Hit rates{where}\n\n    {command}\n")
     print(
         "Token hit rates in %, prompts only, one request at a time; pools in % of the distinct whole pages. "
         '"Gap closed" is hazard\'s share of the way from LRU to the offline optimum.\n'
@@ -324,6 +360,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=every, metavar="NAME", help=", ".join(every))
     parser.add_argument("--pools", nargs="+", type=int, default=None, metavar="PERCENT")
     parser.add_argument("--whole", action="store_true", help="the whole of Weka v6 too, five seeds")
+    parser.add_argument("--held-out", action="store_true", help="workloads that nothing was tuned on")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 1 by default")
     parser.add_argument("--rows", type=Path, default=None, metavar="FILE", help="go on from what is in it")
     options = parser.parse_args()
@@ -335,7 +372,7 @@ def main() -> None:
     pools = options.pools or ((2, 10) if options.quick else POOLS)
     kept = Kept(options.rows)
     rows = []
-    for name, build, page in workloads(options.workloads):
+    for name, build, page in held_out() if options.held_out else workloads(options.workloads):
         trace = build()
         if options.quick:
             trace = trace.take(np.arange(min(2000, len(trace))))
