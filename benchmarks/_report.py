@@ -150,7 +150,7 @@ class Report:
         return headings, rows
 
     def _number(self, value: float) -> str:
-        return f"{value:,.0f}" if self._higher else f"{value:,.2f}"
+        return f"{value:,.0f}" if self._higher and value >= 100 else f"{value:,.2f}"
 
     def _about(self) -> str:
         about = self.machine()

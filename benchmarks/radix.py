@@ -1,12 +1,13 @@
 """Medians of the generic cache's operations, on int64 arrays, through the public ``RadixCache``.
 
-    python benchmarks/radix.py [--json | --markdown] [--quick]
+    python benchmarks/radix.py [--json | --markdown] [--quick] [--policies NAME ...]
 
 An evict of one token frees one page. "One after another": nothing else happens between evicts, and
 the victims are leaves of many pages; the goal of 10 µs is for these. "Between requests": a leaf is
 touched before each pair of evicts and a new one inserted after it, so that the order has outdated
 places to correct and the memory is cold; one evict of a pair trims a leaf of two pages, the other
-removes what is left of it.
+removes what is left of it. "The order alone" is the part of these that the policy takes: from the tree's
+call to its return.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 import statistics
 from collections.abc import Callable
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 from _report import Report, check
@@ -37,6 +39,18 @@ def timed(operation: Callable[[], object], repeats: int) -> list[int]:
         operation()
         times.append(perf_counter_ns() - start)
     return times
+
+
+def noting(call: Callable[..., Any], times: list[int]) -> Callable[..., Any]:
+    """``call``, with the nanoseconds that it takes added to a list."""
+
+    def timed_call(*arguments: Any) -> Any:
+        start = perf_counter_ns()
+        answer = call(*arguments)
+        times.append(perf_counter_ns() - start)
+        return answer
+
+    return timed_call
 
 
 def path_of(nodes: int, tokens: int, page_size: int) -> tuple[RadixCache, Tokens]:
@@ -147,12 +161,19 @@ def evict_between_requests(report: Report, policy: str, leaves: int, page_size: 
         cache.match_prefix(prompt)
         return perf_counter_ns() - start
 
+    guard = cache._store.guard
+    by_order: dict[str, list[int]] = {"touch": [], "victim": []}
+    if guard.touch is not None:
+        guard.touch = noting(guard.touch, by_order["touch"])
+    guard.order.next_victim = noting(guard.order.next_victim, by_order["victim"])  # type: ignore[method-assign] # to time it
     for number in range(leaves):
         add(number)
     for _ in range(leaves // 2):
         touch(rng.randrange(leaves))
     for _ in range(64):  # the first evict pays for all touches since the start
         cache.evict(page_size)
+    for taken_before in by_order.values():
+        taken_before.clear()
     touches: list[int] = []
     trims: list[int] = []
     removes: list[int] = []
@@ -171,6 +192,9 @@ def evict_between_requests(report: Report, policy: str, leaves: int, page_size: 
         if len(times) > repeats // 2:  # under some policies a leaf that was trimmed is worth more, and stays
             report.add_times(f"{what}, {counts}", times)
     report.add_times(f"touch by a match, {counts}", touches)
+    for what, wanted in (("touch", 3.0), ("victim", 10.0)):
+        if by_order[what]:
+            report.add_times(f"{what}, the order alone, {counts}", by_order[what], wanted)
 
 
 def main() -> None:
@@ -180,18 +204,21 @@ def main() -> None:
     for name in ("json", "markdown"):
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, default="table")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, and no cache of 100,000 leaves")
+    parser.add_argument(
+        "--policies", nargs="+", default=None, metavar="NAME", help="evicts and touches of these alone"
+    )
     options = parser.parse_args()
     repeats = 100 if options.quick else 1000
     report = Report("Radix cache: medians", "µs")
-    for page_size in (1, 64):
+    for page_size in () if options.policies else (1, 64):
         match(report, page_size, repeats)
         for policy in ("lru", "hazard"):
             insert(report, policy, page_size, min(repeats, 300))
-    for policy in BUILTIN:
+    for policy in options.policies or BUILTIN:
         for leaves in (1000, 10_000) if options.quick else (1000, 10_000, 100_000):
             evict(report, policy, leaves, 1, repeats)
             evict_between_requests(report, policy, leaves, 1, repeats)
-    for leaves in (1000, 10_000):
+    for leaves in () if options.policies else (1000, 10_000):
         evict(report, "lru", leaves, 64, repeats)
         evict_between_requests(report, "lru", leaves, 64, repeats)
     report.show(options.form)

@@ -246,8 +246,14 @@ class Hazard(VictimOrder):
     def _use(self, piece: Piece, now: float, *, found: bool = True) -> None:
         """A piece is used: its interval ends. The next one gets its class when the request ends."""
         tokens, depths, run = piece.tokens, self._depths, piece.run
-        value = 1.0 if depths == 1 else self._worth.factors[self._depth(piece)]
-        piece.span = self._shadow.use(piece.span, tokens, found, value)
+        span, shadow = piece.span, self._shadow
+        if found and span is not None and not span.gone and span is not shadow.oldest:
+            span.tokens -= tokens  # LRU has it too: the usual case of shadow.use
+            piece.span = newest = shadow.newest
+            newest.tokens += tokens
+        else:
+            value = 1.0 if depths == 1 else self._worth.factors[self._depth(piece)]
+            piece.span = shadow.use(span, tokens, found, value)
         if run is None:  # the request before this one has not ended
             group = piece.group
         else:

@@ -46,6 +46,8 @@ class ShadowLRU:
         falls: How often that became so.
         gained: Tokens found that LRU would not have found, since the start.
         lost: Tokens that LRU would have found, and the policy did not, since the start.
+        newest: The span that takes what is used now.
+        oldest: The one of which LRU evicts next; a part of it may have gone already.
     """
 
     def __init__(self) -> None:
@@ -56,8 +58,8 @@ class ShadowLRU:
         self._room = math.inf
         self._spans: deque[Span] = deque()
         self._held = 0
-        self._newest = Span()
-        self._spans.append(self._newest)
+        self.newest = self.oldest = Span()
+        self._spans.append(self.newest)
         self._request = 0.0  # difference of the request under way
         self._sum = 0.0
         self._squares = 0.0
@@ -82,7 +84,7 @@ class ShadowLRU:
                 self._request += tokens * value
         else:
             kept = tokens
-            if span is self._spans[0] and (excess := self._held - self._room) > 0:
+            if span is self.oldest and (excess := self._held - self._room) > 0:
                 kept -= int(tokens * min(1.0, excess / span.tokens))  # LRU would have evicted a part of it
             span.tokens -= tokens
             if not found:
@@ -91,7 +93,7 @@ class ShadowLRU:
             elif kept < tokens:
                 self.gained += tokens - kept
                 self._request += (tokens - kept) * value
-        newest = self._newest
+        newest = self.newest
         newest.tokens += tokens
         return newest
 
@@ -109,6 +111,7 @@ class ShadowLRU:
             span = spans.popleft()
             span.gone = True
             self._held -= span.tokens
+            self.oldest = spans[0]
 
     def end_request(self) -> None:
         """What comes now is another request's."""
@@ -119,9 +122,9 @@ class ShadowLRU:
 
     def end_span(self) -> None:
         """What is used from now on is in a new span."""
-        if self._newest.tokens:
-            self._newest = Span()
-            self._spans.append(self._newest)
+        if self.newest.tokens:
+            self.newest = Span()
+            self._spans.append(self.newest)
 
     def judge(self) -> bool:
         """Look at the evidence; returns whether the verdict has changed."""
