@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Worth", "depth_steps"]
 
+_SHORTEST = 2.0 ** -(FIRST + 0.5)
+"""Age up to which worth is the same, half a step below the first edge. Behind the last it is, too."""
 _DEPTHS = 12
 """Steps of √2 by which a token's recompute cost may exceed the first one's."""
 
@@ -109,9 +111,9 @@ class Worth:
             self._complete()
             column = group
         cells = self._cells
-        at = 2.0 * (math.log2(age) + FIRST) + 1.0 if age > 0.0 else 0.0
-        if at <= 0.0:
+        if age <= _SHORTEST:
             return cells[0, column] * factor
+        at = 2.0 * (math.log2(age) + FIRST) + 1.0
         if at >= BINS:
             return cells[BINS, column] * factor
         low = int(at)
@@ -124,8 +126,7 @@ class Worth:
 
         if self.behind:
             return -ages
-        # Up to half a step below the first edge worth is the same, and so it is behind the last edge.
-        at = np.log2(np.maximum(ages, 2.0 ** -(FIRST + 0.5)))
+        at = np.log2(np.maximum(ages, _SHORTEST))
         at += FIRST
         at *= 2.0
         at += 1.0
