@@ -112,7 +112,8 @@ class AgeQueues(Generic[W]):
         self._worth = worth
         self._entries = 0
         self._ranked: list[tuple[float, float, int, int]] = []
-        self._rest: tuple[NDArray[np.float64], NDArray[np.int64]] | None = None  # not among them yet
+        # Worths and rows of all, and the least worth of those that are not among the ranked yet.
+        self._rest: tuple[NDArray[np.float64], NDArray[np.int64], float] | None = None
         self._stamp = 0
         self._listings = 0
 
@@ -165,8 +166,7 @@ class AgeQueues(Generic[W]):
             slot = ranked[0][3]
             if slot == _REST:
                 heappop(ranked)
-                if self._rest is not None:
-                    self._rank(*self._rest)
+                self._rank_rest()
                 continue
             run = self._runs[slot]
             heap = run.heap if run is not None else None
@@ -196,19 +196,25 @@ class AgeQueues(Generic[W]):
         self.now = now
         self.current.clear()
         slots = np.asarray(self._listing).nonzero()[0]
-        ages = now - (np.asarray(self.first)[slots] + np.asarray(self.last)[slots]) / 2
-        worths = self._worth.of(np.asarray(self._group)[slots], ages)
+        ages = now - (np.asarray(self.first).take(slots) + np.asarray(self.last).take(slots)) / 2
+        worths = self._worth.of(np.asarray(self._group).take(slots), ages)
         self._ranked = []
         self._rest = None
         if len(slots) > 2 * _AT_FIRST:
             # Only the worst are likely to be wanted before the next time. What is worth less than the others
             # comes before their entry, in which -inf stands before any time.
             least = np.partition(worths, _AT_FIRST)[_AT_FIRST]
-            first = worths < least
-            self._rest = worths[~first], slots[~first]
             self._ranked.append((float(least), -math.inf, 0, _REST))
-            worths, slots = worths[first], slots[first]
+            self._rest = worths, slots, least
+            first = (worths < least).nonzero()[0]
+            worths, slots = worths.take(first), slots.take(first)
         self._rank(worths, slots)
+
+    def _rank_rest(self) -> None:
+        if self._rest is not None:
+            worths, slots, least = self._rest
+            rest = worths >= least
+            self._rank(worths[rest], slots[rest])
 
     def _rank(self, worths: NDArray[np.float64], slots: NDArray[np.int64]) -> None:
         rows = slots.tolist()

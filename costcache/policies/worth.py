@@ -70,6 +70,7 @@ class Worth:
         import numpy as np
 
         self._worth = worth
+        self._rises = worth[1:] - worth[:-1]
         self._cells = worth.data  # reads one number several times as fast as the array
         column = np.full(of + 1, -1)
         column[classes] = np.arange(len(classes))
@@ -126,22 +127,25 @@ class Worth:
 
         if self.behind:
             return -ages
-        at = np.log2(np.maximum(ages, _SHORTEST))
+        at: NDArray[np.float64] = np.log2(np.maximum(ages, _SHORTEST))
         at += FIRST
         at *= 2.0
         at += 1.0
         low = np.minimum(at.astype(np.int64), BINS - 1)
         if self.depths > 1:
             group, depth = np.divmod(group, self.depths)
-        column = self._column[np.minimum(group, len(self._columns))]
+        column = self._column.take(group, mode="clip")
         if column.size and column.min() < 0:
             self._complete()
-            column = self._column[np.minimum(group, len(self._columns))]
-        value = self._worth[low, column]
-        found: NDArray[np.float64] = value + (self._worth[low + 1, column] - value) * (at - low)
+            column = self._column.take(group, mode="clip")
+        at -= low
+        low *= self._worth.shape[1]
+        low += column  # cells now, row by row
+        at *= self._rises.take(low)
+        at += self._worth.take(low)
         if self.depths > 1:
-            found *= np.array(self.factors)[depth]
-        return found
+            at *= np.array(self.factors).take(depth)
+        return at
 
 
 def depth_steps(cost: CostModel) -> list[int]:
