@@ -37,7 +37,7 @@ GHOSTS = 8
 """States that went and are remembered, for each that is there."""
 LEAST = 1024
 ESTIMATE = 32
-"""Requests after which the curves are estimated anew."""
+"""Requests after which the curves are estimated anew, unless there are new classes before."""
 
 Kind = tuple[int, str | None]
 """Step of an answer's length, and why it ended."""
@@ -101,6 +101,7 @@ class HazardStates(StateOrder):
         self._now = 0.0
         self._began: float | None = None
         self._estimate = 0
+        self._estimated = 0
 
     # -- what happens ------------------------------------------------------------------------
 
@@ -259,8 +260,10 @@ class HazardStates(StateOrder):
         for record in records:
             life = lives[record.serial]
             life.group = self._class(record, life)
-        if self._requests >= self._estimate:
+        # A class that is new has no estimate of its own: early on that is most of them.
+        if self._requests >= self._estimate or len(self._classes) > self._estimated:
             self._estimate = self._requests + ESTIMATE
+            self._estimated = len(self._classes)
             self._expect()
 
     def _expect(self) -> None:

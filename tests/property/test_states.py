@@ -245,6 +245,21 @@ def test_hazard_tells_a_chat_that_has_gone_on_from_a_prompt_that_is_new() -> Non
     assert not asked_once, "they go first, though younger"
 
 
+def test_hazard_estimates_a_new_class_when_states_are_ranked_next() -> None:
+    """Else the first requests of a server go by the estimate of another class."""
+    made = store("hazard", 64 * PAGE, 16, joint=False)
+    server = Server(made)
+    order = made.guard.order
+    assert isinstance(order, HazardStates)
+    for turns in (1, 2, 3):
+        for first in range(2):
+            for turn in range(turns, turns + 3):
+                server.serve([first, *range(10, 10 + turn)], False)
+        made.guard.next_victim("state")
+        assert order._shares is not None
+        assert len(order._shares) == len(order._classes) > turns
+
+
 def test_only_orders_that_can_know_states_serve_hybrids() -> None:
     with pytest.raises(PluginError, match="knows no states"):
         store("lhd", 64 * PAGE, 8, joint=True)
