@@ -1,6 +1,6 @@
 """Simulated requests per second, parsing excluded: LRU by pages, and each built-in policy through the tree.
 
-    python benchmarks/replay.py [TRACE] [--json | --markdown] [--repeats N] [--policies NAME ...]
+    python benchmarks/replay.py [TRACE] [--json | --markdown] [--repeats N] [--policies NAME ...] [--cpu]
 
 The LRU sweep counts the requests of all its capacities. The time of a pass by pages includes numbering the
 pages; it is checked to find what the tree finds. Policies take turns, so that each replay has one of LRU
@@ -18,7 +18,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 from _report import Report, check
 
@@ -27,7 +27,6 @@ from costcache.model import ModelSpec
 from costcache.policies import BUILTIN
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
-from costcache.sim.results import Run
 from costcache.sim.trace import Trace
 from costcache.sim.traces import load_trace
 from costcache.sim.workloads import generate
@@ -78,18 +77,27 @@ def by_pages(trace: Trace, served: Deployment, report: Report, repeats: int) -> 
 
 
 def through_tree(
-    simulator: Simulator, text: str, size: int | None, policies: Sequence[str], report: Report, repeats: int
+    simulator: Simulator,
+    text: str,
+    size: int | None,
+    policies: Sequence[str],
+    report: Report,
+    repeats: int,
+    by_processor: bool,
 ) -> None:
     """All policies at one capacity, in turns."""
-    runs: dict[str, list[Run]] = {policy: [] for policy in ("lru", *policies)}
+    taken: dict[str, list[float]] = {policy: [] for policy in ("lru", *policies)}
+    hits: dict[str, set[int]] = {policy: set() for policy in taken}
     for _ in range(repeats):
-        for policy, done in runs.items():
-            done.append(simulator.run(Settings(policy=policy), size, tree=True))
-    by_lru = [run.requests_per_second for run in runs["lru"]]
+        for policy, seconds in taken.items():
+            started = process_time()
+            outcome = simulator.outcome(Settings(policy=policy), size, tree=True)
+            seconds.append(process_time() - started if by_processor else outcome.seconds)
+            hits[policy].add(int(outcome.matched.sum()))
     for policy in policies:
-        check(len({run.hit_tokens for run in runs[policy]}) == 1, "the same hits every time")
-        rates = [run.requests_per_second for run in runs[policy]]
-        longer = statistics.median(lru / rate for lru, rate in zip(by_lru, rates, strict=True))
+        check(len(hits[policy]) == 1, "the same hits every time")
+        rates = [len(simulator.trace) / seconds for seconds in taken[policy]]
+        longer = statistics.median(own / lru for own, lru in zip(taken[policy], taken["lru"], strict=True))
         more = {"median": statistics.median(rates), "LRU's time": longer}
         report.add(f"{text}, {policy}", max(rates), WANTED_TREE, **more)
 
@@ -102,7 +110,14 @@ def main() -> None:
     for name in ("json", "markdown"):
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, default="table")
     parser.add_argument("--repeats", type=int, default=5, help="replays of each; 5 by default")
-    parser.add_argument("--policies", nargs="+", default=None, metavar="NAME", help="all by default")
+    parser.add_argument(
+        "--policies", nargs="+", default=None, metavar="NAME", help="these alone, through the tree"
+    )
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="through the tree, count processor time, which leaves out interruptions",
+    )
     options = parser.parse_args()
     trace = trace_of(options.trace)
     served = Deployment(page_size=trace.block_size)
@@ -110,10 +125,19 @@ def main() -> None:
     simulator = Simulator(trace, MODEL, served)
     what = f"{trace.name}, {len(trace):,} requests, pages of {served.page_size}"
     report = Report(f"Replay of {what}, best of {options.repeats}", "requests/s", higher_is_better=True)
-    by_pages(trace, served, report, options.repeats)
+    if not options.policies:
+        by_pages(trace, served, report, options.repeats)
     for text in CAPACITIES:
         size = parse_capacity(text).tokens(distinct_pages=distinct, page_size=served.page_size, token_bytes=1)
-        through_tree(simulator, text, size, options.policies or BUILTIN, report, options.repeats)
+        through_tree(
+            simulator,
+            text,
+            size,
+            options.policies or BUILTIN,
+            report,
+            options.repeats,
+            options.cpu,
+        )
     report.show(options.form)
 
 

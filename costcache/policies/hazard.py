@@ -119,7 +119,7 @@ class Hazard(VictimOrder):
 
     Cost: a use and a victim take a few microseconds, whatever the number of leaves. Leaves are kept by class
     and age (:class:`costcache.policies.ages.AgeQueues`), and ranked anew after one request for each sixteen
-    leaves, at most ``refresh``. An estimate takes some milliseconds; it is renewed every ``refresh``
+    leaves, at most ``refresh``. An estimate takes a millisecond or two; it is renewed every ``refresh``
     requests at first and ten times as seldom later.
 
     Memory: about 600 bytes a node; 300 a remembered one, all of which had no more tokens than ``ghosts``
