@@ -1,7 +1,8 @@
 """What the eviction pipeline frees from: one host per pool, over SGLang's cache.
 
 Each takes a victim by one step of stock code, which makes every state change; write-back to the host tier
-and the fallbacks where it fails are stock's too.
+and the fallbacks where it fails are stock's too. Full attention alone is an exception: there the tree core
+takes the leaf out itself, see ``take_leaf``.
 """
 
 from __future__ import annotations
