@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.memory_pool import (
 )
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import publish, reset_context
 from sglang.srt.server_args import ServerArgs
@@ -52,6 +53,7 @@ class Shape:
         requests: Requests that can run at once.
         core: Tree core: "python", "rust", or the name of a registered one.
         hicache: Write policy of a host tier, or None for no host tier.
+        unified: KV and states share one buffer, of as many bytes (mamba alone).
         params: More arguments for CacheInitParams.
     """
 
@@ -65,6 +67,7 @@ class Shape:
     context: int = 16384
     core: str = "python"
     hicache: str | None = None
+    unified: bool = False
     params: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -98,6 +101,8 @@ def publish_args(shape: Shape, **overrides: Any) -> ServerArgs:
             "hicache_mem_layout": "page_first_direct" if shape.has_states else "layer_first",
             **overrides,
         }
+    if shape.unified:
+        overrides = {"enable_unified_memory": True, **overrides}
     args = ServerArgs(model_path="dummy", device="cpu", **overrides)
     args._mamba_cache_chunk_size = 64  # else it is looked up in the dummy model's config
     publish(args, role="tokenizer")
@@ -119,6 +124,8 @@ def pools(shape: Shape) -> tuple[Any, Any]:
             conv_kernel=4,
         )
         linear = [0, 2]
+        if shape.unified:
+            return _unified(shape, Mamba2CacheParams(shape=state, layers=linear))
         requests: Any = HybridReqToTokenPool(
             size=shape.requests,
             mamba_size=shape.states,
@@ -174,6 +181,35 @@ def pools(shape: Shape) -> tuple[Any, Any]:
             need_sort=False,
         )
     return requests, allocator
+
+
+def _unified(shape: Shape, states: Mamba2CacheParams) -> tuple[Any, Any]:
+    bundle = init_unified_mamba_pools(
+        device="cpu",
+        kv_cache_dtype=DTYPE,
+        **HEADS,
+        v_head_dim=HEADS["head_dim"],
+        page_size=shape.page_size,
+        start_layer=0,
+        end_layer=4,
+        is_draft_worker=False,
+        use_mla_backend=False,
+        mamba_layer_ids=states.layers,
+        full_attention_layer_ids=[1, 3],
+        mamba2_cache_params=states,
+        model_context_len=shape.context,
+        extra_max_context_len=4,
+        max_total_num_tokens=shape.tokens,
+        max_mamba_cache_size=shape.states,
+        max_num_reqs=shape.requests,
+        enable_memory_saver=False,
+        enable_mamba_extra_buffer=shape.extra_buffer,
+        enable_mamba_extra_buffer_lazy=False,
+        speculative_num_draft_tokens=None,
+        disable_overlap_schedule=False,
+        need_sort=False,
+    )
+    return bundle.req_to_token_pool, bundle.token_to_kv_pool_allocator
 
 
 def init_params(shape: Shape) -> CacheInitParams:

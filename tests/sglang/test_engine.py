@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.sglang.engine import Run, run_engine
+from tests.sglang.streams import chats_and_scans
 from tests.sglang.tiny_models import write_model
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -82,3 +83,18 @@ def test_answers_and_reuse_equal_stocks(name: str, tmp_path: Path) -> None:
     ):
         assert words in line
     assert "costcache" not in stock.log.split("server_args=")[-1].split("\n", 1)[-1]
+
+
+@pytest.mark.engine
+def test_more_reuse_of_states_than_stock(tmp_path: Path) -> None:
+    """Five streams of a hybrid model's users: the same answers, from more cached tokens in the sum."""
+    prompts = [prompt for seed in range(5) for prompt in chats_and_scans(seed)]
+    ours = {"radix_eviction_policy": "costcache"}
+    stock, run = both(
+        write_model("hybrid", tmp_path), prompts, tmp_path, ours, output_tokens=2, **OPTIONS["hybrid"]
+    )
+    assert [a.output for a in run.answers] == [a.output for a in stock.answers]
+    assert len({a.output for a in stock.answers}) > len(prompts) // 2
+    assert "policy 'hazard'" in run.log
+    found = [sum(a.cached for a in each.answers) for each in (stock, run)]
+    assert 0 < found[0] < found[1], found

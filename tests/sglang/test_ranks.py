@@ -28,6 +28,12 @@ JOBS: list[dict[str, Any]] = [
         ("mamba", 64, "lru"),
         ("swa", 1, "priority"),
         ("swa", 64, "mru"),
+        # One order for states and KV.
+        ("mamba", 1, "hazard"),
+        ("mamba", 64, "hazard"),
+        ("mamba", 64, "seglen"),
+        ("mla_mamba", 64, "marconi"),
+        ("mla_mamba", 64, "consumed-lru"),
     )
 ]
 
@@ -53,6 +59,8 @@ def test_processes_and_caches_choose_the_same_victims() -> None:
     for job in JOBS:
         seen = one[json.dumps(job)]
         assert sum(len(eviction) - 2 for eviction in seen) > 20
+        second = {"swa": {"swa"}, "mamba": {"state"}, "mla_mamba": {"state"}}.get(job["kind"], set())
+        assert {pool for pool, _, *taken in seen if taken} == {"kv"} | second
         # A third cache, in a process that has made others before: node ids of SGLang's differ.
         shape = Shape(job["kind"], job["page_size"], tokens=2048, states=20)
         assert json.loads(json.dumps(victims(shape, job["seed"], job["policy"]))) == seen
