@@ -110,6 +110,21 @@ def test_only_going_on_from_a_state_is_a_use() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_states_per_path_are_capped(policy: str) -> None:
+    """Under --mamba-max-states-per-path a chat keeps its newest states, and the order forgets the others."""
+    server = make(policy)
+    server.cache.components[MAMBA].mamba_max_states_per_path = 2
+    for turn in range(6):
+        # The state in front of the newest is in use while that is made.
+        assert server.serve(range(100 + 128 * turn)) == (128 * turn - 64 if turn else 0)
+        check_records(server.cache)
+    assert states(server) == [576, 704]
+    order = server.cache.pools.kv.guard.order
+    assert [record.end for record in order._known.values()] == [576, 704]
+    server.drain()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_dead_kv_goes_first(policy: str) -> None:
     """KV behind the last state of its path goes before live KV, and no live leaf is lost for it."""
     server = make(policy)
