@@ -88,7 +88,7 @@ def test_answers_and_reuse_equal_stocks(name: str, tmp_path: Path) -> None:
 @pytest.mark.engine
 def test_more_reuse_of_states_than_stock(tmp_path: Path) -> None:
     """Five streams of a hybrid model's users: the same answers, from more cached tokens in the sum."""
-    prompts = [prompt for seed in range(5) for prompt in chats_and_scans(seed)]
+    prompts = [prompt for seed in range(5) for prompt in chats_and_scans(seed, 70)]
     ours = {"radix_eviction_policy": "costcache"}
     stock, run = both(
         write_model("hybrid", tmp_path), prompts, tmp_path, ours, output_tokens=2, **OPTIONS["hybrid"]
