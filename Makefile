@@ -96,8 +96,11 @@ dist: $(VENV)/.build
 		$(BIN)/python -m build --no-isolation --outdir dist $$project || exit 1; \
 	done
 
-bench: $(VENV)/.dev
-	for script in benchmarks/[!_]*.py; do $(BIN)/python $$script || exit 1; done
+bench: $(VENV)/.dev $(SGLANG_VENV)/.sglang
+	for script in benchmarks/[!_]*.py; do \
+		case $$script in benchmarks/sglang_*) bin=$(SGLANG_BIN);; *) bin=$(BIN);; esac; \
+		$$bin/python $$script || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
