@@ -215,9 +215,9 @@ def test_models_and_plugins_print_json(mla_env: Environment) -> None:
 def test_the_command_line_starts_fast(mla_env: Environment, command: str) -> None:
     """Best of a few, next to what Python and the two libraries that every command needs take.
 
-    Processor time, since other work on the machine is not ours. The limit is the half second that is promised; on a
-    slower machine, where those imports alone take more than a ninth of a second, it is 4.5 times as long as they take.
-    (It is three to three and a half times for the slowest commands.)
+    Processor time, since other work on the machine is not ours. The limit is the half second that is
+    promised; on a slower machine, where those imports alone take more than a ninth of a second, it is 4.5
+    times as long as they take. (The slowest commands take three to three and a half times as long.)
     """
 
     def seconds(*line: str | Path) -> float:
