@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costcache.sim.load import spread_ties
 from costcache.sim.trace import Trace
 from costcache.sim.traces import load_trace
 from costcache.sim.workloads import WORKLOADS, generate
@@ -88,7 +89,7 @@ def build(workload: Workload) -> Trace:
     return Trace(
         name=workload.name,
         block_size=1,
-        timestamps=_spread(times) / speed,
+        timestamps=spread_ties(times) / speed,
         input_tokens=lengths,
         output_tokens=outputs,
         ids=ids,
@@ -113,14 +114,3 @@ def tokens_of(blocks: Int64, size: int, vocabulary: int, seed: int) -> Int64:
         state ^= state >> np.uint64(31)
     tokens: Int64 = (state % np.uint64(vocabulary - SPECIAL)).astype(np.int64) + SPECIAL
     return tokens
-
-
-def _spread(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Requests of one timestamp, evenly up to the next: traces round their clocks."""
-    distinct, first, counts = np.unique(times, return_index=True, return_counts=True)
-    if distinct.size < 2:
-        return times
-    gaps = np.diff(distinct, append=2 * distinct[-1] - distinct[-2])
-    place = np.arange(times.size) - np.repeat(first, counts)
-    spread: NDArray[np.float64] = times + place * np.repeat(gaps / counts, counts)
-    return spread

@@ -24,6 +24,7 @@ from costcache.cli.reading import read, trace_options
 from costcache.cli.replaying import (
     CAPACITIES,
     eviction_options,
+    eviction_settings,
     own_settings,
     page_size_option,
     states_option,
@@ -100,7 +101,6 @@ def explain(
     """
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
-    from costcache.settings import Settings, read_settings
     from costcache.sim.engine import Simulator
     from costcache.sim.explain import explain as account_for
     from costcache.sim.explain import explainable
@@ -119,16 +119,7 @@ def explain(
     own = own_settings(assignments, [policy])
     model = ModelSpec.resolve(model_name)
     plugins = get_plugins()
-    settings = read_settings(
-        Settings,
-        {
-            "policy": policy,
-            "headroom": headroom,
-            "trim": trim,
-            "architecture": own.get("architecture", {}),
-            "policy_settings": own.get(policy, {}),
-        },
-    )
+    settings = eviction_settings(policy, own, headroom, trim)
     explainable(
         settings, model, plugins, tables=tables is not None
     )  # before the trace is read, which may take long

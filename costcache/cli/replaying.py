@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from costcache.cli.workload import read_assignment
 from costcache.errors import SettingsError
 
-__all__ = ["CAPACITIES", "eviction_options", "own_settings", "page_size_option", "states_option"]
+if TYPE_CHECKING:
+    from costcache.settings import Settings
+
+__all__ = [
+    "CAPACITIES",
+    "eviction_options",
+    "eviction_settings",
+    "own_settings",
+    "page_size_option",
+    "states_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,3 +86,19 @@ def own_settings(assignments: tuple[str, ...], policies: Sequence[str]) -> dict[
             )
         own.setdefault(where, {})[field] = value
     return own
+
+
+def eviction_settings(policy: str, own: dict[str, dict[str, Any]], headroom: float, trim: str) -> Settings:
+    """The settings of one policy, of the options and what :func:`own_settings` gave."""
+    from costcache.settings import Settings, read_settings
+
+    return read_settings(
+        Settings,
+        {
+            "policy": policy,
+            "headroom": headroom,
+            "trim": trim,
+            "architecture": own.get("architecture", {}),
+            "policy_settings": own.get(policy, {}),
+        },
+    )

@@ -23,6 +23,7 @@ from costcache.cli.reading import read, trace_options
 from costcache.cli.replaying import (
     CAPACITIES,
     eviction_options,
+    eviction_settings,
     own_settings,
     page_size_option,
     states_option,
@@ -173,7 +174,7 @@ def simulate(
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
     from costcache.report.files import check_outputs
-    from costcache.settings import Settings, read_settings
+    from costcache.settings import read_settings
     from costcache.sim.engine import OFFLINE, Simulator
     from costcache.sim.serving import ServingSettings
     from costcache.sim.sweep import Cell, outcomes
@@ -199,19 +200,7 @@ def simulate(
             "outputs": outputs,
         },
     )
-    settings = {
-        name: read_settings(
-            Settings,
-            {
-                "policy": name,
-                "headroom": headroom,
-                "trim": trim,
-                "architecture": own.get("architecture", {}),
-                "policy_settings": own.get(name, {}),
-            },
-        )
-        for name in names
-    }
+    settings = {name: eviction_settings(name, own, headroom, trim) for name in names}
     architecture = plugins.match(model)
     for name in names:  # before the trace is read, which may take long
         if name not in OFFLINE:

@@ -20,7 +20,7 @@ from costcache.errors import SettingsError
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
 
-__all__ = ["Load", "load_kind"]
+__all__ = ["Load", "load_kind", "spread_ties"]
 
 Kind = Literal["open", "sessions", "clients"]
 
@@ -64,7 +64,7 @@ class Load:
         rate: float,
         spread: bool,
     ) -> None:
-        times = _spread(trace.timestamps) if spread and kind == "open" else trace.timestamps
+        times = spread_ties(trace.timestamps) if spread and kind == "open" else trace.timestamps
         self.arrivals: list[float] = (times / rate).tolist()
         self._coming: list[tuple[float, int]] = []
         self._after: dict[int, list[int]] = {}
@@ -128,7 +128,7 @@ class Load:
         heapq.heappush(self._coming, (seconds, request))
 
 
-def _spread(times: NDArray[np.float64]) -> NDArray[np.float64]:
+def spread_ties(times: NDArray[np.float64]) -> NDArray[np.float64]:
     """Requests of one timestamp, evenly up to the next; the last ones over the gap before them."""
     distinct, first, counts = np.unique(times, return_index=True, return_counts=True)
     if distinct.size < 2:
