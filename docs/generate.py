@@ -308,7 +308,8 @@ def command_page(_: PluginManager) -> Iterator[str]:
     yield from ("# Command line", "", prose(cli.help or ""), "")
     yield from ("| Command | What it does |", "|---|---|")
     yield from (f"| [`costcache {name}`](#costcache-{name}) | {text} |" for name, text in COMMANDS.items())
-    top = click.Context(cli, info_name="costcache")
+    # As the program makes it: a command keeps the help option that its first context gave it.
+    top = click.Context(cli, info_name="costcache", **cli.context_settings)
     yield from ("", "An error that a user can mend ends with exit status 1, a wrong option with 2.", "")
     for name in COMMANDS:
         command = cli.get_command(top, name)

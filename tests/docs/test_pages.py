@@ -13,9 +13,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from click.testing import CliRunner
 
 import costcache
 from costcache import hookspecs
+from costcache.cli import COMMANDS, cli
 from costcache.plugins import HOOKS
 from tests.docs.pages import REPO, Page, pages
 
@@ -38,6 +40,17 @@ def test_generated_pages_are_up_to_date(generator: ModuleType) -> None:
     for name, text in generator.pages().items():
         written = (REFERENCE / name).read_text(encoding="utf-8")
         assert written == text, f"{name} is out of date: run python docs/generate.py"
+
+
+def test_the_command_line_page_shows_the_help_options_that_the_program_has(generator: ModuleType) -> None:
+    page = generator.pages()["command-line.md"]
+    # A command keeps the help option that it was first asked for: neither may spoil it for the other.
+    assert CliRunner().invoke(cli, ["models", "-h"]).exit_code == 0
+    assert generator.pages()["command-line.md"] == page
+    sections = page.split("\n## costcache ")[1:]
+    assert len(sections) >= len(COMMANDS)
+    for section in sections:
+        assert "- `-h, --help`: " in section, section.partition("\n")[0]
 
 
 def test_what_claims_to_be_generated_is(generator: ModuleType) -> None:
