@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
 
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
+from costcache.sglang.leaves import LeafTaking
 from costcache.sglang.lists import HostLeaves, ValueList
 from costcache.sglang.pool import PoolEvents, PoolRecord
 from costcache.sglang.pools import Pools
@@ -100,7 +101,7 @@ def _tokens(key: Any) -> array[int]:
     return ids[:-1] if key.is_bigram else ids
 
 
-class CostTreeCore(UnifiedTreeCore):
+class CostTreeCore(LeafTaking, UnifiedTreeCore):
     """The Python tree core, with events.
 
     Attributes:
@@ -342,19 +343,6 @@ class CostTreeCore(UnifiedTreeCore):
     def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
         """Evict a leaf; its slots, its tokens, and SGLang's actions that must follow."""
         return handed_on(self.evict_device_leaf(node_id, False))
-
-    def take_leaf(self, record: PoolRecord, needed: int) -> tuple[int, list[Any], list[Any]]:
-        """Evict a victim of the pool ``kv`` where that is all that is to be done with it; see :meth:`claim`.
-
-        Returns:
-            The tokens that it held, or the pipeline's answer for one that cannot go; its slots; and SGLang's
-            actions that must follow.
-        """
-        answer, node_id = self.claim(record, needed)
-        if answer <= 0:
-            return answer, [], []
-        slots, tokens, actions = self.drop_leaf(node_id)
-        return tokens, slots, actions
 
     def put_back(self, node_id: int) -> None:
         """The tail of a cut leaf could not go after all: it is a node like any other."""

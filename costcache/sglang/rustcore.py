@@ -37,6 +37,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 from costcache.errors import SettingsError
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
 from costcache.sglang.history import LeafHistory, Path
+from costcache.sglang.leaves import LeafTaking
 from costcache.sglang.pool import PoolRecord
 from costcache.sglang.walks import leaf_result
 
@@ -54,7 +55,7 @@ _NO_SKIPS: list[int] = []
 _MATCH = MatchResult._make
 
 
-class CostRustCore(LeafHistory, RustUnifiedTreeCore):
+class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
     """The Rust tree core for FULL attention alone, with records.
 
     Attributes:
@@ -279,19 +280,6 @@ class CostRustCore(LeafHistory, RustUnifiedTreeCore):
             return NOT_NOW, 0
         self._claimed = path
         return 1, node_id
-
-    def take_leaf(self, record: PoolRecord, needed: int) -> tuple[int, list[Any], list[Any]]:
-        """Evict a victim of the pool ``kv``.
-
-        Returns:
-            The tokens that it held, or the pipeline's answer for one that cannot go; its slots; and SGLang's
-            actions that must follow.
-        """
-        answer, node_id = self.claim(record, needed)
-        if answer <= 0:
-            return answer, [], []
-        slots, tokens, actions = self.drop_leaf(node_id)
-        return tokens, slots, actions
 
     def put_back(self, node_id: int) -> None:
         """A victim could not go after all: nothing was changed for it."""
