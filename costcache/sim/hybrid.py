@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from costcache.records import RequestRecord
 from costcache.sim.future import Clairvoyant
-from costcache.sim.replay import no_collector, outcome_of
+from costcache.sim.loop import no_collector, numbered
+from costcache.sim.replay import outcome_of
 from costcache.sim.requests import RequestInfos
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from costcache.sim.trace import PageKeys, Trace
 
 __all__ = ["replay_states"]
-
-_PER_REPORT = 512
 
 
 def replay_states(
@@ -44,10 +43,10 @@ def replay_states(
     info = RequestInfos(trace).of
     future = store.guard.order if isinstance(store.guard.order, Clairvoyant) else None
     matched: list[int] = []
-    done, deciding, slot = 0, 0.0, 0
+    deciding, slot = 0.0, 0
     with no_collector():
         started = now()
-        for i, view in enumerate(keys):
+        for i, view in numbered(keys, len(keys), progress):
             key = bytes(view)
             if future is not None:
                 future.request = i
@@ -83,12 +82,7 @@ def replay_states(
             finish = store.guard.finish
             if finish is not None:
                 finish(request, info(i, found))
-            if progress is not None and i - done >= _PER_REPORT:
-                progress(i - done)
-                done = i
         seconds = now() - started
-    if progress is not None:
-        progress(len(matched) - done)
     shortfall, evicted = store.evicted_tokens()
     return replace(
         outcome_of(store, matched, seconds, deciding),

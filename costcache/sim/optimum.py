@@ -9,10 +9,12 @@ exact, since each page counts the same and no order of leaves is ever in the way
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from costcache.sim.loop import numbered
 from costcache.sim.paths import PageRun
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["next_use", "optimum"]
 
-_PER_REPORT = 512
 _STALE = 4096
 
 
@@ -48,9 +49,8 @@ def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], No
     cached = bytearray(paths.distinct)
     heap: list[tuple[int, int]] = []
     matched: list[int] = []
-    evicted = evictions = missing = oversized = done = 0
-    for request in range(requests):
-        start, stop = offsets[request], offsets[request + 1]
+    evicted = evictions = missing = oversized = 0
+    for request, (start, stop) in numbered(pairwise(offsets), requests, progress):
         # Request by request: the whole as Python's integers would take ten times the memory.
         pages, ranked = paths.paths[start:stop].tolist(), ranks[start:stop].tolist()
         length = stop - start
@@ -79,11 +79,6 @@ def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], No
             bound = -(request + 1) * scale
             heap = [entry for entry in heap if entry[0] <= bound]
             heapq.heapify(heap)
-        if progress is not None and request - done >= _PER_REPORT:
-            progress(request - done)
-            done = request
-    if progress is not None:
-        progress(requests - done)
     return PageRun(np.array(matched, np.int64), missing, evicted, evictions, oversized)
 
 

@@ -5,25 +5,23 @@ The plain mode: prompts are cached, generated tokens are not, and requests come 
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from costcache.radix.store import PrefixStore
 from costcache.records import RequestRecord
+from costcache.sim.loop import no_collector, numbered
 from costcache.sim.requests import RequestInfos
 from costcache.sim.results import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from costcache.sim.trace import PageKeys, Trace
 
-__all__ = ["no_collector", "outcome_of", "replay"]
-
-_PER_REPORT = 512
+__all__ = ["outcome_of", "replay"]
 
 
 def replay(
@@ -52,10 +50,10 @@ def replay(
     priorities = None if trace.priorities is None else trace.priorities.tolist()
     info = RequestInfos(trace).of
     matched: list[int] = []
-    done, deciding = 0, 0.0
+    deciding = 0.0
     with no_collector():
         started = now()
-        for i, view in enumerate(keys):
+        for i, view in numbered(keys, len(keys), progress):
             key = bytes(view)  # slices of bytes are cheaper than slices of a view
             clock.advance(times[i])
             request = RequestRecord(begin(), clock.now)
@@ -81,12 +79,7 @@ def replay(
             finish = store.guard.finish
             if finish is not None:
                 finish(request, info(i, found))
-            if progress is not None and i - done >= _PER_REPORT:
-                progress(i - done)
-                done = i
         seconds = now() - started
-    if progress is not None:
-        progress(len(matched) - done)
     return outcome_of(store, matched, seconds, deciding)
 
 
@@ -113,15 +106,3 @@ def outcome_of(
         decision_seconds=deciding,
         ttft=None if ttft is None else np.array(ttft, np.float64),
     )
-
-
-@contextmanager
-def no_collector() -> Iterator[None]:
-    """Without Python's cycle collector: it would scan all nodes again and again, half of the time."""
-    collect = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collect:
-            gc.enable()

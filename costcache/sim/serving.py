@@ -22,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from costcache.errors import SettingsError
 from costcache.records import RequestRecord
 from costcache.sim.load import Load, load_kind
-from costcache.sim.replay import no_collector, outcome_of
+from costcache.sim.loop import PER_REPORT, no_collector
+from costcache.sim.replay import outcome_of
 from costcache.sim.requests import RequestInfos
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from costcache.sim.ttft import PrefillModel
 
 __all__ = ["ServingSettings", "serve"]
-
-_PER_REPORT = 512
 
 
 class ServingSettings(BaseModel):
@@ -170,7 +169,7 @@ class _Server:
             if len(running) < limit and self.start(waiting[0], now, alone=not running):
                 waiting.popleft()
                 done += 1
-                if self.progress is not None and done - told >= _PER_REPORT:
+                if self.progress is not None and done - told >= PER_REPORT:
                     self.progress(done - told)
                     told = done
             else:
