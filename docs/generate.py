@@ -169,8 +169,12 @@ def kind(schema: dict[str, Any]) -> str:
     if name == "array":
         return f"list of {kind(schema['items'])}" if "items" in schema else "list"
     bounds = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-    limits = [f"{sign} {schema[key]:g}" for key, sign in bounds if key in schema]
+    limits = [f"{sign} {_limit(schema[key])}" for key, sign in bounds if key in schema]
     return f"{name} {', '.join(limits)}".strip()
+
+
+def _limit(bound: float) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else f"{bound:,}"
 
 
 def initial(model: type[BaseModel], field: str) -> str:

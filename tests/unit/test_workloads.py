@@ -284,7 +284,7 @@ def test_overrides_leave_the_rest_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
-        ("chat", {"rate": 0}, "'chat.rate' is 0: input should be greater than 0"),
+        ("chat", {"rate": 0}, "'chat.rate' is 0: input should be greater than or equal to 0.000000001"),
         ("chat", {"rate": float("inf")}, "'chat.rate' is inf"),
         ("chat", {"requests": "many"}, "'chat.requests' is 'many'"),
         ("chat", {"seed": -1}, "'chat.seed' is -1"),

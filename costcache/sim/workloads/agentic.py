@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, ValidationInfo, field_validator
 
 from costcache.sim.workloads.settings import (
+    MOST_REQUESTS,
     LogNormal,
     PromptSet,
     Rate,
@@ -35,7 +36,7 @@ class AgenticSettings(WorkloadSettings):
     outputs of all of them in its input.
     """
 
-    requests: int = Field(default=16_000, ge=1)
+    requests: int = Field(default=16_000, ge=1, le=MOST_REQUESTS)
     """Requests to generate: the first ones by time."""
     run_rate: Rate = 0.09
     """Runs begun per second; arrivals are Poisson."""
@@ -65,7 +66,7 @@ class AgenticSettings(WorkloadSettings):
     """Share of the sub-agents that begin with all of the parent's context."""
     sub_agent_system: PromptSet = PromptSet(count=4, tokens=Uniform(low=2000, high=5000))
     """System prompts of the other sub-agents."""
-    most_tokens: int = Field(default=120_000, ge=1)
+    most_tokens: int = Field(default=120_000, ge=1, le=2**20)
     """An agent whose context passes this many tokens ends."""
 
     @field_validator("sub_agent_share")

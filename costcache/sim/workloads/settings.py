@@ -10,10 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 if TYPE_CHECKING:  # numpy is loaded only when something is drawn.
     import numpy as np
 
-__all__ = ["LogNormal", "PromptSet", "Rate", "Share", "Steps", "Uniform", "WorkloadSettings"]
+__all__ = ["MOST_REQUESTS", "LogNormal", "PromptSet", "Rate", "Share", "Steps", "Uniform", "WorkloadSettings"]
 
-Rate = Annotated[float, Field(gt=0)]
-"""A positive number per second."""
+# Far beyond any use: a slip of the pen must not end in a full memory, or at infinity.
+MOST_REQUESTS = 10**8
+_MOST_TOKENS = 2**20
+_MOST = 1e9
+
+Rate = Annotated[float, Field(ge=1e-9, le=1e9)]
+"""A number per second."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 """A probability."""
@@ -26,8 +31,8 @@ class _Settings(BaseModel):
 class Uniform(_Settings):
     """Whole numbers of tokens from ``low`` to ``high``, both included, all equally likely."""
 
-    low: int = Field(ge=1)
-    high: int = Field(ge=1)
+    low: int = Field(ge=1, le=_MOST_TOKENS)
+    high: int = Field(ge=1, le=_MOST_TOKENS)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -43,10 +48,10 @@ class Uniform(_Settings):
 class LogNormal(_Settings):
     """A log-normal by its median and shape (the deviation of the logarithm), cut to a range."""
 
-    median: float = Field(gt=0)
+    median: float = Field(gt=0, le=_MOST)
     shape: float = Field(ge=0, le=10)
-    low: float | None = Field(default=None, ge=0)
-    high: float | None = Field(default=None, ge=0)
+    low: float | None = Field(default=None, ge=0, le=_MOST)
+    high: float | None = Field(default=None, ge=0, le=_MOST)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -59,19 +64,19 @@ class LogNormal(_Settings):
         value = self.median * math.exp(self.shape * rng.standard_normal())
         if self.low is not None:
             value = max(value, self.low)
-        return value if self.high is None else min(value, self.high)
+        return min(value, _MOST if self.high is None else self.high)
 
     def tokens(self, rng: np.random.Generator) -> int:
-        """Draw a number of tokens, 1 or more."""
-        return max(1, round(self.draw(rng)))
+        """Draw a number of tokens, from 1 to 2**20."""
+        return min(max(1, round(self.draw(rng))), _MOST_TOKENS)
 
 
 class Steps(_Settings):
     """``first`` steps and an exponential number more, rounded down, ``most`` in all."""
 
     first: int = Field(ge=1)
-    mean: float = Field(ge=0)
-    most: int = Field(ge=1)
+    mean: float = Field(ge=0, le=_MOST)
+    most: int = Field(ge=1, le=10_000)
 
     def draw(self, rng: np.random.Generator) -> int:
         """Draw a number of steps, 1 or more."""
@@ -81,7 +86,7 @@ class Steps(_Settings):
 class PromptSet(_Settings):
     """Shared prompts: how many, how long, and how unevenly they are used."""
 
-    count: int = Field(ge=1)
+    count: int = Field(ge=1, le=1_000_000)
     tokens: Uniform
     zipf: float = Field(default=0.0, ge=0, le=10)
     """The k-th prompt is used in proportion to ``k ** -zipf``; 0 uses all alike."""
@@ -90,7 +95,7 @@ class PromptSet(_Settings):
 class WorkloadSettings(_Settings):
     """What every workload has."""
 
-    requests: int = Field(default=20_000, ge=1)
+    requests: int = Field(default=20_000, ge=1, le=MOST_REQUESTS)
     """Requests to generate: the first ones by time."""
 
     seed: int = Field(default=0, ge=0)
