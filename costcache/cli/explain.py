@@ -86,7 +86,7 @@ def explain(
     headroom: float,
     trim: str,
     assignments: tuple[str, ...],
-    mamba_full_memory_ratio: float,
+    state_share: float | None,
     top: int,
     plot: Path | None,
     tables: Path | None,
@@ -101,6 +101,7 @@ def explain(
     """
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
+    from costcache.report.files import check_distinct, check_folder
     from costcache.sim.engine import Simulator
     from costcache.sim.explain import explain as account_for
     from costcache.sim.explain import explainable
@@ -112,9 +113,8 @@ def explain(
 
         check_picture(plot)
     if tables is not None:
-        from costcache.report.files import check_folder
-
         check_folder("--save-tables", tables)
+    check_distinct([trace_path, retime], {"--plot": plot, "--save-tables": tables})
     size = parse_capacity(capacity)
     own = own_settings(assignments, [policy])
     model = ModelSpec.resolve(model_name)
@@ -133,10 +133,7 @@ def explain(
     }
     trace = read(trace_path, how)[0].in_time_order()
     served = deployment_of(page_size=page_size or trace.block_size, **deployment)
-    ratio = mamba_full_memory_ratio
-    simulator = Simulator(
-        trace, model, served, plugins=plugins, state_share=ratio / (1 + ratio) if ratio else None
-    )
+    simulator = Simulator(trace, model, served, plugins=plugins, state_share=state_share)
     token = simulator.cost.token
     distinct = trace.distinct_pages(served.page_size)
     tokens = size.tokens(

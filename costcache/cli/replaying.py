@@ -33,8 +33,23 @@ page_size_option = click.option(
     "--page-size", type=click.IntRange(min=1), help="Tokens per page.  [default: the trace's block size]"
 )
 
+
+def _share(_: click.Context, option: click.Parameter, ratio: float) -> float | None:
+    """The share of the memory that is for states; None for one pool."""
+    if ratio == 0.0:
+        return None
+    share = ratio / (1 + ratio)
+    if not share < 1.0:
+        raise click.BadParameter(
+            f"{ratio} leaves nothing for KV; give 0, or a ratio such as 0.9", param=option
+        )
+    return share
+
+
 states_option = click.option(
     "--mamba-full-memory-ratio",
+    "state_share",
+    callback=_share,
     type=click.FloatRange(min=0.0),
     default=0.9,
     show_default=True,
@@ -77,7 +92,7 @@ def own_settings(assignments: tuple[str, ...], policies: Sequence[str]) -> dict[
     """
     own: dict[str, dict[str, Any]] = {}
     for text in assignments:
-        target, value = read_assignment(text, "--set")
+        target, value = read_assignment(text, "--set", "WHERE.FIELD=VALUE")
         where, dot, field = target.rpartition(".")
         if not dot or where not in ("architecture", *policies):
             raise SettingsError(

@@ -154,7 +154,7 @@ def simulate(
     outputs: bool,
     always_free: bool,
     round_up: bool,
-    mamba_full_memory_ratio: float,
+    state_share: float | None,
     warmup: int,
     prefill: str,
     tree: bool,
@@ -173,7 +173,7 @@ def simulate(
     """
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
-    from costcache.report.files import check_outputs
+    from costcache.report.files import check_distinct, check_outputs
     from costcache.settings import read_settings
     from costcache.sim.engine import OFFLINE, Simulator
     from costcache.sim.serving import ServingSettings
@@ -184,6 +184,7 @@ def simulate(
 
     if report or plot:
         check_outputs(report=report, plot=plot)
+    check_distinct([trace_path, retime], {"--report": report, "--plot": plot})
     names = split_commas(policies, "--policy")
     sizes = [parse_capacity(size) for size in split_commas(capacities, "--capacity")]
     own = own_settings(assignments, names)
@@ -218,7 +219,6 @@ def simulate(
         trace = rounded_up(trace)
     with progress_display() as bar:
         served = deployment_of(page_size=page_size or trace.block_size, **deployment)
-        ratio = mamba_full_memory_ratio
         simulator = Simulator(
             trace,
             model,
@@ -226,7 +226,7 @@ def simulate(
             plugins=plugins,
             prefill=prefill,
             warmup=warmup,
-            state_share=ratio / (1 + ratio) if ratio else None,
+            state_share=state_share,
         )
         cost = simulator.cost
         distinct = trace.distinct_pages(served.page_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -66,9 +67,11 @@ def convert(path: str, out: str, out_block_size: int | None, **options: Any) -> 
     Equal input and options give equal bytes. Sessions and think times are not part of that form:
     requests come at the times that --arrivals gives them.
     """
+    from costcache.report.files import check_distinct
     from costcache.sim.traces import write_trace
     from costcache.sim.traces.convert import with_path_ids
 
+    check_distinct([path, options["retime"]], {"--out": Path(out)})
     requests, form = read(path, options)
     size = requests.block_size
     converted = with_path_ids(requests, out_block_size or (_SMALLEST_PAGE if size == 1 else size))

@@ -62,6 +62,8 @@ class HybridStore(PrefixStore):
             PluginError: No plugin, or no policy, can serve the model.
             SettingsError: A setting is wrong, or the memory holds less than a page and a state.
         """
+        if state_share is not None and not 0.0 < state_share < 1.0:
+            raise SettingsError(f"state_share is {state_share}: give a share between 0 and 1, or None")
         self.memory = memory
         self._state_share = state_share
         self.held_states = 0
@@ -80,9 +82,11 @@ class HybridStore(PrefixStore):
         self.capacity = kv_memory // (self._kv_bytes * page_size) * page_size
         least = page_size * self._kv_bytes + (self.state_bytes if share is None else 0)
         if kv_memory < least or self.state_capacity == 0:
+            shared = "" if share is None else f", {kv_memory:,} of them for KV"
+            divide = "" if share is None else ", or divide it otherwise between KV and states"
             raise SettingsError(
-                f"memory is {self.memory} bytes: a page of {page_size} tokens takes "
-                f"{page_size * self._kv_bytes} and a state {self.state_bytes}"
+                f"memory is {self.memory:,} bytes{shared}: a page of {page_size} tokens takes "
+                f"{page_size * self._kv_bytes:,} and a state {self.state_bytes:,}; give more{divide}"
             )
         return StateTree(page_size, page_bytes, self._kv_bytes)
 

@@ -89,8 +89,6 @@ class StateCache(RadixCache):
             ConfigError: The model cannot be read.
         """
         deployment = deployment_in_pages(deployment, page_size)
-        if state_share is not None and not 0.0 < state_share < 1.0:
-            raise SettingsError(f"state_share is {state_share}: give a share between 0 and 1, or None")
         spec = ModelSpec.resolve(model) if isinstance(model, str) else model
         if not spec.has_states:
             raise SettingsError(f"model {spec.name!r} keeps no states: use RadixCache")

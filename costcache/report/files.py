@@ -6,11 +6,12 @@ import contextlib
 import importlib.util
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from costcache.errors import SettingsError
 
-__all__ = ["check_folder", "check_outputs", "write_whole"]
+__all__ = ["check_distinct", "check_folder", "check_outputs", "write_whole"]
 
 _NEEDS = {"--report": ("plotly", "report"), "--plot": ("matplotlib", "plot")}
 """Package and extra of each option."""
@@ -51,12 +52,38 @@ def check_folder(option: str, path: Path) -> None:
         raise SettingsError(f"{option} {path} is a folder: give the name of a file in it")
 
 
+def check_distinct(inputs: Iterable[str | None], outputs: Mapping[str, Path | None]) -> None:
+    """Fail before a result takes the place of what it is made from, or of another result.
+
+    Args:
+        inputs: Files that are read; None for none, ``-`` for standard input.
+        outputs: Files that are to be written, by option; None for none, ``-`` for standard output.
+
+    Raises:
+        SettingsError: Two are the same file.
+    """
+    taken = {os.path.realpath(name): "is what is read" for name in inputs if name and name != "-"}
+    for option, path in outputs.items():
+        if path is None or str(path) == "-" or path.is_char_device():
+            continue
+        place = os.path.realpath(path)
+        if place in taken:
+            raise SettingsError(f"{option} {path} {taken[place]}: give another name")
+        taken[place] = f"is what {option} writes"
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader finds the old content or the new, never a part.
+
+    A link stays, and what it leads to is written; a device or a pipe is written to, and not replaced.
 
     Raises:
         OSError: It cannot be written; the old file is as it was.
     """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
