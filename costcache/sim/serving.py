@@ -43,7 +43,11 @@ class ServingSettings(BaseModel):
 
     concurrency: int = Field(64, ge=1, description="Requests that run at once, at most.")
     decode_seconds: float = Field(
-        0.025, ge=0, allow_inf_nan=False, description="Seconds per output token of a running request."
+        0.025,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds per output token of a running request.",
     )
     service: Literal["modelled", "recorded"] = Field(
         "modelled",
@@ -64,7 +68,8 @@ class ServingSettings(BaseModel):
     )
     rate: float = Field(
         1.0,
-        gt=0,
+        ge=1e-6,
+        le=1e6,
         allow_inf_nan=False,
         description="Speed of the trace's clock: 0.5 is half as fast. Think times stay as they are.",
     )

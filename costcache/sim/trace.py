@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 
 from costcache.errors import TraceError
 
-__all__ = ["PageKeys", "Trace"]
+__all__ = ["MOST_BLOCK", "PageKeys", "Trace"]
+
+MOST_BLOCK = 2**20
+"""Tokens of the largest block or page: more than any server has, and few enough to be written out."""
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
@@ -83,8 +86,8 @@ class Trace:
     output_offsets: Int64 | None = None
 
     def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise TraceError(f"{self.name}: block_size is {self.block_size}; give 1 token or more")
+        if not 1 <= self.block_size <= MOST_BLOCK:
+            raise TraceError(f"{self.name}: block_size is {self.block_size}; give 1 to {MOST_BLOCK:,} tokens")
         requests = len(self.input_tokens)
         for column in ("timestamps", "output_tokens", "follows", *_OPTIONAL):
             entries = getattr(self, column)
@@ -200,7 +203,7 @@ class Trace:
         """The prompts as keys of whole pages of ``page_size`` tokens.
 
         Raises:
-            TraceError: ``page_size`` is under 1.
+            TraceError: ``page_size`` is under 1, or over :data:`MOST_BLOCK`.
         """
         return PageKeys(self, page_size)
 
@@ -211,7 +214,7 @@ class Trace:
         of content, one id after two different prefixes is two pages.
 
         Raises:
-            TraceError: ``page_size`` is under 1.
+            TraceError: ``page_size`` is under 1, or over :data:`MOST_BLOCK`.
         """
         unit, units_per_page = _units(page_size, self.block_size)
         units_per_block = self.block_size // unit
@@ -345,8 +348,8 @@ def _gather(ids: Int64, offsets: Int64, requests: Int64) -> tuple[Int64, Int64]:
 
 def _units(page_size: int, block_size: int) -> tuple[int, int]:
     """Tokens per unit, units per page."""
-    if page_size < 1:
-        raise TraceError(f"page size is {page_size}; give 1 token or more")
+    if not 1 <= page_size <= MOST_BLOCK:
+        raise TraceError(f"page size is {page_size}; give 1 to {MOST_BLOCK:,} tokens")
     unit = math.gcd(page_size, block_size)
     return unit, page_size // unit
 

@@ -208,7 +208,7 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
         (b"{", "is not JSON"),
         (b'{"timestamp": 1,,}', "is not JSON"),
         (b"timestamp,input_length", "is not JSON .*starts with 'timestamp,input_length'"),
-        (b"\xff\xfe{\x00", r"is not JSON .*starts with '\\\\xff\\\\xfe"),
+        (b"\xff\xfe{\x00", r"is not JSON .*starts with '\\xff\\xfe"),
         (b'{"timestamp": "\xff\xfe"}', "line 1: is not JSON"),
         (b"[1, 2]", r"the line is \[1, 2\]; expected a JSON object with the fields timestamp, in"),
         (b"null", "the line is None; expected a JSON object"),

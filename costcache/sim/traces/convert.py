@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from costcache.errors import TraceError
 from costcache.sim.paths import page_paths
-from costcache.sim.trace import Trace
+from costcache.sim.trace import MOST_BLOCK, Trace
 
 __all__ = ["rounded_up", "with_path_ids"]
 
@@ -27,12 +27,14 @@ def with_path_ids(trace: Trace, block_size: int | None = None) -> Trace:
         block_size: Tokens per id in the result, a multiple of the trace's; its own by default.
 
     Raises:
-        TraceError: ``block_size`` is no multiple of the trace's.
+        TraceError: ``block_size`` is no multiple of the trace's, or over
+            :data:`~costcache.sim.trace.MOST_BLOCK`.
     """
     size = block_size or trace.block_size
-    if size < 1 or size % trace.block_size:
+    if not 1 <= size <= MOST_BLOCK or size % trace.block_size:
         raise TraceError(
-            f"{trace.name}: block size is {size}; give a multiple of the trace's own, {trace.block_size}"
+            f"{trace.name}: block size is {size}; give a multiple of the trace's own, {trace.block_size}, "
+            f"up to {MOST_BLOCK:,} tokens"
         )
     blocks = np.diff(trace.offsets)
     ids = trace.ids

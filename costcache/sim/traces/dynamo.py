@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from costcache.errors import TraceError
+from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.columns import Columns
 from costcache.sim.traces.rows import Rows, Tokens, fail
 
@@ -28,7 +29,7 @@ _HIGHEST_HASH = 2**64 - 1
 
 
 class _Replay(msgspec.Struct):
-    trace_block_size: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    trace_block_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_BLOCK)]
     input_length: Tokens
     input_sequence_hashes: list[_Hash]
 
@@ -66,7 +67,7 @@ _ROWS = Rows(
         "request_received_ms": "milliseconds, 0 or more",
         "total_time_ms": "milliseconds, 0 or more",
         "replay": "an object with trace_block_size, input_length and input_sequence_hashes",
-        "trace_block_size": "tokens per hash, a whole number from 1 on",
+        "trace_block_size": f"tokens per hash, a whole number from 1 to {MOST_BLOCK}",
         "input_length": "tokens of the prompt, a whole number from 0 on",
         "input_sequence_hashes": "a list of whole numbers from 0 on, of 64 bits",
     },

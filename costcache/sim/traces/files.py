@@ -31,7 +31,7 @@ _LINES_PER_REPORT = 256
 
 def shown(path: str | os.PathLike[str], stream: str = "standard input") -> str:
     """What to call the file in an error."""
-    return stream if str(path) == "-" else str(path)
+    return stream if str(path) == "-" else str(path) or "''"
 
 
 def trace_name(path: str | os.PathLike[str]) -> str:
@@ -134,6 +134,8 @@ def open_source(path: str | os.PathLike[str], progress: Progress | None = None) 
             f"{label}: the compressed data is cut off or damaged after line {number} ({error}); "
             f"fetch the file again"
         ) from error
+    except IsADirectoryError as error:
+        raise TraceError(f"{label}: cannot be read, being a folder; give a file in it") from error
     except OSError as error:
         raise TraceError(f"{label}: cannot be read ({error.strerror or error}); check the path") from error
 
@@ -199,6 +201,8 @@ def open_output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 partial.replace(target)
     except BrokenPipeError:
         raise  # the reader has had enough: that is no error of the file
+    except IsADirectoryError as error:
+        raise TraceError(f"{label}: cannot be written, being a folder; name a file in it") from error
     except OSError as error:
         raise TraceError(f"{label}: cannot be written ({error.strerror or error}); check the path") from error
 

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from costcache.errors import TraceError
-from costcache.sim.trace import Trace
+from costcache.sim.trace import MOST_BLOCK, Trace
 from costcache.sim.traces.files import open_output
-from costcache.sim.traces.rows import MOST_TOKENS, NOT_JSON, Tokens, fail
+from costcache.sim.traces.rows import MOST_TOKENS, NOT_JSON, Tokens, fail, not_json
 
 if TYPE_CHECKING:
     from costcache.sim.traces.files import Source
@@ -31,15 +31,16 @@ DEFAULT_BLOCK_SIZE = 512
 
 _HIGHEST_INT64 = 2**63 - 1
 _LOWEST_ID, _HIGHEST_ID = -(2**63), 2**64 - 1
+_LATEST = 1e15  # milliseconds
 _COMMON_BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
 
 class _Line(msgspec.Struct, gc=False):
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]
+    timestamp: Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
     input_length: Tokens
     output_length: Tokens
     hash_ids: list[int]
-    block_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] | None = None
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_BLOCK)] | None = None
 
 
 class _Output(msgspec.Struct, gc=False):
@@ -167,8 +168,7 @@ def _explain(label: str, number: int, line: bytes, error: Exception) -> NoReturn
     try:
         row = msgspec.json.decode(line)
     except NOT_JSON:
-        start = line[:60].decode("utf-8", "backslashreplace").rstrip()
-        raise TraceError(f"{where}: is not JSON ({error}); it starts with {start!r}") from error
+        not_json(label, number, line, error)
     if not isinstance(row, dict):
         names = ", ".join(field for field, _, _ in _FIELDS[:4])
         fail(label, number, "the line", row, f"a JSON object with the fields {names}")
@@ -192,17 +192,19 @@ def _is_tokens(value: object) -> bool:
 
 
 def _is_block_size(value: object) -> bool:
-    return value is None or (_is_tokens(value) and value != 0)
+    return value is None or (
+        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_BLOCK
+    )
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LATEST
 
 
 _FIELDS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    ("timestamp", "milliseconds from the start, 0 or more", _is_time),
+    ("timestamp", f"milliseconds from the start, from 0 to {_LATEST:.0e}", _is_time),
     ("input_length", f"tokens of the prompt, a whole number from 0 to {MOST_TOKENS}", _is_tokens),
     ("output_length", f"generated tokens, a whole number from 0 to {MOST_TOKENS}", _is_tokens),
     ("hash_ids", "a list of whole numbers", lambda v: isinstance(v, list) and all(map(_is_int, v))),
-    ("block_size", "tokens per hash id, a whole number from 1 on", _is_block_size),
+    ("block_size", f"tokens per hash id, a whole number from 1 to {MOST_BLOCK}", _is_block_size),
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from costcache.errors import TraceError
+from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.arrivals import DEFAULT_ARRIVALS, Arrivals, at_times
 from costcache.sim.traces.azure import HEADER, read_arrivals
 from costcache.sim.traces.files import Progress, Source, open_source
@@ -117,7 +118,8 @@ def load_trace(
 
     Raises:
         TraceError: The file cannot be read, is of no known format, holds no request, or a line is
-            malformed; names the file, the line, the field, its value and what belongs there.
+            malformed; names the file, the line, the field, its value and what belongs there. Or an
+            option is wrong.
     """
     return read_trace(
         path,
@@ -146,8 +148,10 @@ def read_trace(
         TraceError: As there.
     """
     reading = reading or Reading()
-    if reading.block_size is not None and reading.block_size < 1:
-        raise TraceError(f"block size is {reading.block_size}; give 1 token or more")
+    if reading.block_size is not None and not 1 <= reading.block_size <= MOST_BLOCK:
+        raise TraceError(f"block size is {reading.block_size}; give 1 to {MOST_BLOCK:,} tokens")
+    if seed < 0:
+        raise TraceError(f"seed is {seed}; give 0 or more")
     if arrivals is not None and retime is not None:
         raise TraceError(f"arrivals {arrivals!r} and times from {retime}: give one of them")
     process = Arrivals.parse(arrivals) if arrivals is not None else None

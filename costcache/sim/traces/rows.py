@@ -17,7 +17,17 @@ from costcache.errors import TraceError
 if TYPE_CHECKING:
     from costcache.sim.traces.files import Source
 
-__all__ = ["MOST_TOKENS", "NOT_JSON", "BlockId", "PieceTokens", "Rows", "Seconds", "Tokens", "fail"]
+__all__ = [
+    "MOST_TOKENS",
+    "NOT_JSON",
+    "BlockId",
+    "PieceTokens",
+    "Rows",
+    "Seconds",
+    "Tokens",
+    "fail",
+    "not_json",
+]
 
 MOST_TOKENS = 2**40
 """More tokens than any request has; keeps every sum of a trace inside 64 bits."""
@@ -75,8 +85,7 @@ class Rows(Generic[T]):
         try:
             row = msgspec.json.decode(line)
         except NOT_JSON:
-            start = line[:60].decode("utf-8", "backslashreplace").rstrip()
-            raise TraceError(f"{where}: is not JSON ({error}); it starts with {start!r}") from error
+            not_json(label, number, line, error)
         text, _, path = str(error).partition(" - at `$")
         path = path.removesuffix("`")
         missing = _MISSING.fullmatch(text)
@@ -109,6 +118,23 @@ def fail(
     if len(text) > _SHOWN:
         text = text[: _SHOWN - 3] + "..."
     raise TraceError(f"{label}, line {number}: {field} is {text}; expected {expected}") from error
+
+
+def not_json(label: str, number: int, line: bytes, error: Exception) -> NoReturn:
+    """Say that a line is no JSON.
+
+    Raises:
+        TraceError: Always.
+    """
+    start = line[:60].rstrip()
+    try:
+        shown = repr(start.decode())
+    except UnicodeDecodeError:
+        shown = repr(start)[1:]
+    raise TraceError(
+        f"{label}, line {number}: is not JSON ({error}); it starts with {shown}; give a file with one JSON "
+        "object a line, plain, gzip or xz"
+    ) from error
 
 
 def _value(row: Any, path: str) -> Any:

@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 from costcache.errors import TraceError
+from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.columns import Columns
 from costcache.sim.traces.rows import BlockId, Rows, Seconds, Tokens, fail
 
@@ -68,7 +69,7 @@ _Requests: TypeAlias = "list[_Whole | _Streamed | _Agent]"
 class _Session(msgspec.Struct):
     requests: list[_Whole | _Streamed | _Agent]
     hash_id_scope: Literal["local", "global"]
-    block_size: Annotated[int, msgspec.Meta(ge=1, le=2**20)] = 64
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_BLOCK)] = 64
     id: str | None = None
 
 
@@ -77,7 +78,7 @@ _ROWS = Rows(
     {
         "id": "the session's name, text",
         "hash_id_scope": "'local' or 'global'",
-        "block_size": "tokens per hash id, a whole number from 1 on",
+        "block_size": f"tokens per hash id, a whole number from 1 to {MOST_BLOCK}",
         "requests": "a list of requests",
         "type": "'n', 's' or 'subagent'",
         "t": "seconds from the session's start, 0 or more",
