@@ -97,7 +97,7 @@ def plan(
 
     own = {}
     for text in assignments:
-        target, value = read_assignment(text, "--set")
+        target, value = read_assignment(text, "--set", "architecture.FIELD=VALUE")
         where, _, field = target.partition(".")
         if where != "architecture" or not field:
             raise SettingsError(f"--set {text!r} is not architecture.FIELD=VALUE")

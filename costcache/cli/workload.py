@@ -46,15 +46,20 @@ def workload(name: str, out: str, requests: int | None, seed: int | None, overri
     )
 
 
-def read_assignment(text: str, option: str) -> tuple[str, Any]:
+def read_assignment(text: str, option: str, form: str = "FIELD=VALUE") -> tuple[str, Any]:
     """Read ``FIELD=VALUE``; the value is JSON where it can be read as such, else text.
+
+    Args:
+        text: What was given.
+        option: The option's name, for the error.
+        form: What belongs there, for the error.
 
     Raises:
         SettingsError: There is no ``=``, or no field.
     """
     field, equals, value = text.partition("=")
     if not equals or not field.strip():
-        raise SettingsError(f"{option} {text!r} is not FIELD=VALUE")
+        raise SettingsError(f"{option} {text!r} is not {form}")
     try:
         return field.strip(), json.loads(value)
     except json.JSONDecodeError:

@@ -133,7 +133,7 @@ class ModelSpec(BaseModel):
         if _preset_key(text) is not None:
             return cls.preset(text)
         raise ConfigError(
-            f"{text!r} is neither a preset nor a file; {_suggestion(text)}, or give the path of a config.json"
+            f"{text!r} is neither a preset nor a file; {_suggestion(text)} Or give the path of a config.json"
         )
 
     @property
@@ -220,4 +220,4 @@ def _suggestion(name: str) -> str:
     close = difflib.get_close_matches(key, [*PRESETS, *ALIASES], n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"presets are {', '.join(sorted(PRESETS))}"
+    return f"presets are {', '.join(sorted(PRESETS))}."

@@ -318,8 +318,8 @@ def test_policies_are_checked_before_the_trace_is_read(tmp_path: Path) -> None:
         ((*MODEL, "--tp", "3", "--dp-attention", "2"), "dp_attention is 2, which does not divide tp 3"),
         ((*MODEL, "--pp", "100"), "pp is 100 for 61 layers; use at most 61"),
         ((*MODEL, "--block-size", "17"), "block_size is 16; expected 17, as asked for"),
-        ((*MODEL, "--set", "floor"), "--set 'floor' is not FIELD=VALUE"),
-        ((*MODEL, "--set", "=3"), "--set '=3' is not FIELD=VALUE"),
+        ((*MODEL, "--set", "floor"), "--set 'floor' is not WHERE.FIELD=VALUE"),
+        ((*MODEL, "--set", "=3"), "--set '=3' is not WHERE.FIELD=VALUE"),
         ((*MODEL, "--set", "floor=3"), "--set 'floor=3' is for 'floor': write architecture.FIELD=VALUE"),
         ((*MODEL, "--set", "lfu.x=3"), "--set 'lfu.x=3' is for 'lfu': write"),
         (
