@@ -62,6 +62,7 @@ __all__ = ["plan"]
     "--policy",
     default="lru",
     show_default=True,
+    metavar="NAME",
     help="With --trace: the eviction policy of the server.",
 )
 @trace_options
