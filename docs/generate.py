@@ -41,7 +41,8 @@ CONSTANTS = {
     "__version__": "Version of the package, a string.",
     "hookimpl": "Marks a function of a plugin as an implementation of the hook of its name: `@hookimpl`.",
 }
-# What public calls take and give back, beside the names of `costcache` itself.
+# What public calls take and give back, beside the names of `costcache` itself; and what replays and orders
+# of states are written with.
 RELATED = {
     "costcache.radix": (
         "Match",
@@ -60,6 +61,13 @@ RELATED = {
     "costcache.plugins": ("PluginManager", "Architecture", "PluginFailure"),
     "costcache.model": ("FullAttention", "LatentAttention", "SlidingWindow", "StateSpace"),
     "costcache.cost": ("CostTerm",),
+    "costcache.explained": ("Explained",),
+    "costcache.policies.states": ("StateOrder", "needs_states"),
+    "costcache.sim.engine": ("Simulator",),
+    "costcache.sim.results": ("Run",),
+    "costcache.sim.trace": ("Trace",),
+    "costcache.sim.traces": ("load_trace", "write_trace"),
+    "costcache.sim.workloads": ("generate", "workload_settings"),
 }
 
 
@@ -118,7 +126,8 @@ def annotation(value: Any) -> str:
     """An annotation as it stands in the source."""
     if isinstance(value, type):
         return value.__name__
-    return str(getattr(value, "__forward_arg__", value)).replace("'", "")
+    text = str(getattr(value, "__forward_arg__", value))
+    return text if "Literal[" in text else text.replace("'", "")
 
 
 def default(value: Any) -> str:
@@ -370,8 +379,9 @@ def presets_page(plugins: PluginManager) -> Iterator[str]:
 def api_page(_: PluginManager) -> Iterator[str]:
     """Every public name."""
     yield from ("# Python names", "")
-    yield "Everything in `costcache.__all__` is public, and so is what its calls take and give back. Lengths"
-    yield from ("are in tokens and sizes in bytes unless said.", "")
+    yield "Everything in `costcache.__all__` is public, and so is what its calls take and give back, and what"
+    yield "replays are written with (`costcache.sim`). Lengths are in tokens and sizes in bytes unless said."
+    yield ""
     yield from ("## costcache", "")
     for name in costcache.__all__:
         yield from (f"### {name}", "")
@@ -389,8 +399,12 @@ PROPERTIES = (property, functools.cached_property)
 METHODS = (classmethod, staticmethod)
 
 
-def described(value: type) -> Iterator[str]:
-    """A public class."""
+def described(value: type | Callable[..., Any]) -> Iterator[str]:
+    """A public class or function."""
+    if not isinstance(value, type):
+        yield from ("```text", f"{value.__name__}{signature(value)}", "```", "")
+        yield from documented(value.__doc__, value.__name__)
+        return
     names = (base.__name__ for base in value.__bases__ if base not in (object, tuple))
     bases = ", ".join(name for name in names if not name.startswith("_"))
     model = issubclass(value, BaseModel)

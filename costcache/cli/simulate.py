@@ -52,8 +52,8 @@ OUTPUT = click.Path(path_type=Path)
     default=("costcache",),
     show_default=True,
     metavar="NAME[,NAME...]",
-    help="Policies to replay (see 'costcache plugins'); also optimum, which knows the future, and infinite, a pool "
-    "without limit.",
+    help="Policies to replay (see 'costcache plugins'); also optimum, which knows the future, and infinite, "
+    "a pool without limit.",
 )
 @click.option(
     "--capacity",

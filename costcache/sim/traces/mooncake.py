@@ -111,7 +111,7 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
-    """Write a trace in this format, with its ``block_size`` in every line.
+    """Write a trace in Mooncake's format, with its ``block_size`` in every line.
 
     A name that ends in ``.gz`` or ``.xz`` is compressed; ``-`` is standard output. The file
     appears only once it is whole, and the same trace gives the same bytes. Times are written in
