@@ -29,6 +29,7 @@ from costcache.cli.replaying import (
     page_size_option,
     states_option,
 )
+from costcache.hookspecs import PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,9 +117,9 @@ def explain(
         check_folder("--save-tables", tables)
     check_distinct([trace_path, retime], {"--plot": plot, "--save-tables": tables})
     size = parse_capacity(capacity)
-    own = own_settings(assignments, [policy])
     model = ModelSpec.resolve(model_name)
     plugins = get_plugins()
+    own = own_settings(assignments, [policy], plugins.policy_name(PROJECT, plugins.match(model)))
     settings = eviction_settings(policy, own, headroom, trim)
     explainable(
         settings, model, plugins, tables=tables is not None

@@ -9,6 +9,7 @@ import click
 
 from costcache.cli.workload import read_assignment
 from costcache.errors import SettingsError
+from costcache.hookspecs import PROJECT
 
 if TYPE_CHECKING:
     from costcache.settings import Settings
@@ -84,22 +85,33 @@ def eviction_options(command: F) -> F:
     return command
 
 
-def own_settings(assignments: tuple[str, ...], policies: Sequence[str]) -> dict[str, dict[str, Any]]:
+def own_settings(
+    assignments: tuple[str, ...], policies: Sequence[str], default: str
+) -> dict[str, dict[str, Any]]:
     """``--set`` options by what they are for: ``architecture`` or the name of a policy.
+
+    Args:
+        assignments: The options.
+        policies: The policies that are replayed, as they were named.
+        default: What ``costcache`` means: a setting of that policy is one of ``costcache`` where it is not
+            replayed under its own name too.
 
     Raises:
         SettingsError: One is for neither.
     """
+    targets = {name: name for name in ("architecture", *policies)}
+    if PROJECT in policies:
+        targets.setdefault(default, PROJECT)
     own: dict[str, dict[str, Any]] = {}
     for text in assignments:
         target, value = read_assignment(text, "--set", "WHERE.FIELD=VALUE")
         where, dot, field = target.rpartition(".")
-        if not dot or where not in ("architecture", *policies):
+        if not dot or where not in targets:
             raise SettingsError(
                 f"--set {text!r} is for {where or target!r}: write architecture.FIELD=VALUE or "
                 f"POLICY.FIELD=VALUE with one of the policies {', '.join(policies)}"
             )
-        own.setdefault(where, {})[field] = value
+        own.setdefault(targets[where], {})[field] = value
     return own
 
 

@@ -29,6 +29,7 @@ from costcache.cli.replaying import (
     states_option,
 )
 from costcache.cli.tables import print_details, print_runs
+from costcache.hookspecs import PROJECT
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -188,9 +189,10 @@ def simulate(
     check_distinct([trace_path, retime], {"--report": report, "--plot": plot})
     names = split_commas(policies, "--policy")
     sizes = [parse_capacity(size) for size in split_commas(capacities, "--capacity")]
-    own = own_settings(assignments, names)
     model = ModelSpec.resolve(model_name)
     plugins = get_plugins()
+    architecture = plugins.match(model)
+    own = own_settings(assignments, names, plugins.policy_name(PROJECT, architecture))
     server = read_settings(
         ServingSettings,
         {
@@ -203,7 +205,6 @@ def simulate(
         },
     )
     settings = {name: eviction_settings(name, own, headroom, trim) for name in names}
-    architecture = plugins.match(model)
     for name in names:  # before the trace is read, which may take long
         if name not in OFFLINE:
             plugins.check_settings(settings[name], architecture)

@@ -206,6 +206,18 @@ def test_settings_reach_the_plugin_and_the_policy(chat: Path) -> None:
     assert once["hit_tokens"] == lru["hit_tokens"]  # everything is protected
 
 
+def test_a_setting_of_the_default_policy_has_either_name(chat: Path) -> None:
+    line = ("simulate", chat, *MODEL, "--capacity", "10%", "--json")
+    own = ("--set", "hazard.refresh=3")
+    renamed = json.loads(answer(*line, "--set", "costcache.refresh=3"))
+    assert json.loads(answer(*line, *own)) == renamed
+    assert renamed["settings"]["own"] == {"costcache": {"refresh": 3}}
+    # Where both are replayed, each has the settings under its own name.
+    both = json.loads(answer(*line, "--policy", "hazard,costcache", *own))
+    assert both["settings"]["own"] == {"hazard": {"refresh": 3}}
+    assert "is for 'hazard'" in refusal(*line, "--policy", "lru", *own)
+
+
 def test_a_trace_comes_from_standard_input(chat: Path) -> None:
     piped = json.loads(answer("simulate", "-", *MODEL, "--json", stdin=chat.read_bytes()))
     named = json.loads(answer("simulate", chat, *MODEL, "--json"))
