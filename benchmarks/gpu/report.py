@@ -87,8 +87,8 @@ class Run:
 
 
 def same(line: dict[str, Any]) -> str:
-    """What runs of one comparison have in common."""
-    keys = ("model", "workload", "clients", "pool", "order", "engine")
+    """What runs of one comparison have in common; they may come from several calls of ``replay.py``."""
+    keys = ("model", "workload", "clients", "pool", "engine")
     return json.dumps({key: line[key] for key in keys}, sort_keys=True)
 
 
@@ -125,7 +125,9 @@ def show(runs: Sequence[Run], traces: Path) -> None:
     name = Workload(**workload).name
     prompts, outputs = runs[0].column("prompt"), runs[0].column("output")
     arrive = f"{line['clients']} clients" if line["clients"] else f"{workload['rate']:g} requests a second"
-    print(f"## {line['model']}, {name}\n\n    {command(line)}\n")
+    title = f"{name}, {arrive}" if line["clients"] else name
+    commands = dict.fromkeys(command(run.line) for run in runs)
+    print(f"## {line['model']}, {title}\n\n" + "".join(f"    {each}\n" for each in commands))
     print(
         f"{len(prompts):,} requests, {arrive}; lengths divided by {workload['shrink']}, generated tokens "
         f"times {workload['outputs']:g}: prompts of {prompts.mean():,.0f} tokens on average and "
@@ -158,7 +160,16 @@ def show(runs: Sequence[Run], traces: Path) -> None:
         )
     print("Evictions.\n")
     table(
-        ["policy", "evictions", "tokens", "victims", "decision, µs", "with freeing, µs", "of the run, %"],
+        [
+            "policy",
+            "evictions",
+            "tokens",
+            "victims",
+            "decision, µs",
+            "with freeing, µs",
+            "of the run, %",
+            "fallbacks",
+        ],
         [evictions(run) for run in runs],
     )
 
@@ -233,6 +244,7 @@ def evictions(run: Run) -> list[str]:
         f"{1e6 * choosing / decided:.0f}" if decided else "",
         f"{1e6 * whole / count:.0f}" if count else "",
         f"{100 * whole / run.line['seconds']:.2f}",
+        f"{run.metric('costcache:fallbacks_total'):.0f}" if decided else "",
     ]
 
 
