@@ -78,9 +78,15 @@ def write_whole(path: Path, content: bytes) -> None:
     A link stays, and what it leads to is written; a device or a pipe is written to, and not replaced.
 
     Raises:
-        OSError: It cannot be written; the old file is as it was.
+        OSError: It cannot be written, names the file; the old file is as it was.
     """
-    path = Path(os.path.realpath(path))
+    try:
+        _write(Path(os.path.realpath(path)), content)
+    except OSError as error:  # a temporary name, or none, is no help
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return
