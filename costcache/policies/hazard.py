@@ -43,6 +43,8 @@ _DOUBT = 0.25
 """Share of what was learned that is kept when it turned out to be worse than LRU."""
 _MARKED = 256
 """Leaves that may wait to be put into queues: the first victim should not wait for all of a full pool."""
+_TOUCHED = 256
+"""Touches whose work may wait."""
 _GONE = 8
 """Pieces trimmed off a node that are remembered with it."""
 
@@ -151,6 +153,7 @@ class Hazard(VictimOrder):
         self._most = 0  # resident tokens at most, since the last estimate
         self._room = 0  # what LRU would have; 0 before the first eviction
         self._estimated: Estimate | None = None
+        self._touched: list[tuple[Place, float, int, int]] = []  # place, time, and which tokens it covered
         self._marked: list[Place] = []
         self._wanted: dict[Place, None] = {}
         self._named: Place | None = None
@@ -165,6 +168,8 @@ class Hazard(VictimOrder):
     # -- what happens ------------------------------------------------------------------------
 
     def insert(self, record: NodeRecord) -> None:
+        if self._touched:
+            self._catch_up()
         if not self._nodes and not self._requests:
             self._began = record.last_use
         now, at, tokens, ghosts = record.last_use, record.depth, record.tokens, self._ghosts
@@ -216,32 +221,41 @@ class Hazard(VictimOrder):
         place.marked = True
 
     def touch(self, record: NodeRecord) -> None:
+        # A match is what a request waits for, so it only notes what it used: see _catch_up.
         place: Place = record.data
         uses = record.uses
-        if uses == place.uses:
-            return  # the same request again
-        place.uses = uses
-        place.until = 0
-        now = record.last_use
-        if now > self._now:  # noqa: PLR1730 # max is a call
-            self._now = now
-        if not record.depth:
-            self._requests += 1
-            self._shadow.end_request()
-        pieces = place.pieces
-        last = pieces[-1]
-        end = record.depth + record.tokens
-        if last.start + last.tokens > end:
-            self._cut_off(place, [last.cut(end)])
-        if last is pieces[0]:
-            self._use(last, now)
-        else:
-            for piece in pieces:
-                self._use(piece, now)
-            place.pieces = join(pieces)
-        if not record.live_children and not place.marked:
-            place.marked = True
-            self._marked.append(place)
+        if uses != place.uses:  # else the same request again
+            place.uses = uses
+            touched = self._touched
+            depth = record.depth
+            touched.append((place, record.last_use, depth, depth + record.tokens))
+            if len(touched) > _TOUCHED:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Do what the touches up to now left to be done; whatever else happens, this comes first."""
+        marked, touched = self._marked, self._touched
+        self._touched = []
+        for place, now, depth, end in touched:
+            place.until = 0
+            if now > self._now:
+                self._now = now
+            if not depth:
+                self._requests += 1
+                self._shadow.end_request()
+            pieces = place.pieces
+            last = pieces[-1]
+            if last.start + last.tokens > end:
+                self._cut_off(place, [last.cut(end)])
+            if last is pieces[0]:
+                self._use(last, now)
+            else:
+                for piece in pieces:
+                    self._use(piece, now)
+                place.pieces = join(pieces)
+            if not place.marked and not place.record.live_children:
+                place.marked = True
+                marked.append(place)
 
     def _use(self, piece: Piece, now: float, *, found: bool = True) -> None:
         """A piece is used: its interval ends. The next one gets its class when the request ends."""
@@ -269,6 +283,8 @@ class Hazard(VictimOrder):
         piece.group = self._classes.reused(hits + 1, (now - piece.first) / hits)
 
     def refresh(self, record: NodeRecord) -> None:
+        if self._touched:
+            self._catch_up()
         place: Place = record.data
         place.until = self._requests + self._refresh_after
         if not record.live_children:
@@ -276,6 +292,8 @@ class Hazard(VictimOrder):
             self._mark(place)
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        if self._touched:
+            self._catch_up()
         known: Place = tail.data
         front, known.pieces = split_at(known.pieces, tail.depth)
         place = prefix.data = Place(prefix, front, [])
@@ -284,6 +302,8 @@ class Hazard(VictimOrder):
         self._nodes += 1
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
+        if self._touched:
+            self._catch_up()
         self._named = None
         self._resident -= tokens
         place: Place = record.data
@@ -301,6 +321,8 @@ class Hazard(VictimOrder):
             del place.gone[_GONE:]
 
     def remove(self, record: NodeRecord) -> None:
+        if self._touched:
+            self._catch_up()
         self._named = None
         place: Place = record.data
         record.data = None
@@ -339,6 +361,8 @@ class Hazard(VictimOrder):
             self._mark(victim.record.data)
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        if self._touched:
+            self._catch_up()
         number, classes, now = request.number, self._classes, self._now
         open_class = classes.open
         made = 0
@@ -405,6 +429,7 @@ class Hazard(VictimOrder):
 
     def curves(self) -> list[Curve]:
         """What has been learned, class by class, as of the last estimate."""
+        self._catch_up()
         table, shares, values = self._table, self._shares, self._worth.table()
         known = 0 if shares is None else len(shares)
         found = []
@@ -424,6 +449,7 @@ class Hazard(VictimOrder):
 
     def against_lru(self) -> tuple[int, int, int]:
         """Tokens found that LRU would not have found, the reverse, and how often LRU stepped in."""
+        self._catch_up()
         return self._shadow.gained, self._shadow.lost, self._shadow.falls
 
     def explained(self) -> HazardExplained:
@@ -437,6 +463,8 @@ class Hazard(VictimOrder):
     # -- victims -----------------------------------------------------------------------------
 
     def next_victim(self, pool: str) -> Victim | None:
+        if self._touched:
+            self._catch_up()
         if not self._asked:
             self._asked = True
             self._room = self._most

@@ -38,6 +38,7 @@ class HazardExplained:
     def parts(self, record: NodeRecord, start: int, stop: int) -> list[Part]:
         """What a node holds between two tokens of its prefix."""
         order, found = self._order, []
+        order._catch_up()
         for piece in record.data.pieces:
             tokens = min(piece.end, stop) - max(piece.start, start)
             if tokens > 0:
@@ -61,6 +62,7 @@ class HazardExplained:
 
     def against_lru(self) -> Verdict:
         """How the order stands against LRU."""
+        self._order._catch_up()
         shadow = self._order._shadow
         return Verdict(shadow.gained, shadow.lost, shadow.behind)
 
