@@ -10,16 +10,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, ClassVar
 
 from costcache.explained import Explained
-from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
+from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim, tuple_maker
 
 __all__ = ["KeyedOrder", "VictimOrder", "overridden"]
 
-_victim: Callable[[tuple[Any, ...]], Victim] = partial(tuple.__new__, Victim)
-"""A Victim of its three fields, without the Python code of a named tuple."""
+_victim = tuple_maker(Victim)
 
 
 class VictimOrder:

@@ -7,8 +7,10 @@ the simulator and the server adapter.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
     "Action",
@@ -19,7 +21,15 @@ __all__ = [
     "RequestRecord",
     "State",
     "Victim",
+    "tuple_maker",
 ]
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+def tuple_maker(kind: type[T]) -> Callable[[tuple[Any, ...]], T]:
+    """Make named tuples of all their fields, in order: without the Python code of their constructor."""
+    return partial(tuple.__new__, kind)
 
 
 class Action(Enum):

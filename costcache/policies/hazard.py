@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -19,10 +20,10 @@ from costcache.policies.outcomes import LEVELS, Classes
 from costcache.policies.pieces import Piece, Place, join, split_at
 from costcache.policies.shadow import ShadowLRU
 from costcache.policies.spec import PolicySpec
-from costcache.policies.survival import BINS, Estimate, LifeTable, age_bin, edges
+from costcache.policies.survival import BINS, ENDS, Estimate, LifeTable, age_bin, edges
 from costcache.policies.tables import load_tables, read_tables
 from costcache.policies.worth import Worth
-from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
+from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim, tuple_maker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,6 +48,7 @@ _TOUCHED = 256
 """Touches whose work may wait."""
 _GONE = 8
 """Pieces trimmed off a node that are remembered with it."""
+_victim = tuple_maker(Victim)
 
 
 class HazardSettings(BaseModel):
@@ -276,7 +278,7 @@ class Hazard(VictimOrder):
             group = run.group if depths == 1 else run.group // depths
             self._risk[run.slot] -= tokens
             piece.run = None
-        self._table.used[group * BINS + age_bin(now - piece.since)] += tokens
+        self._table.used[group * BINS + bisect_right(ENDS, now - piece.since)] += tokens
         hits = piece.hits
         piece.hits = hits + 1
         piece.since = now
@@ -307,7 +309,7 @@ class Hazard(VictimOrder):
         self._named = None
         self._resident -= tokens
         place: Place = record.data
-        pieces, end = place.pieces, record.end
+        pieces, end = place.pieces, record.depth + record.tokens
         if pieces[-1].start >= end:  # another piece is the last one now
             kept, off = split_at(pieces, end)
             place.pieces = kept
@@ -484,9 +486,8 @@ class Hazard(VictimOrder):
             self._let_go(math.inf)  # nothing else is left
             return self.next_victim(pool)
         pieces, record = place.pieces, place.record
-        if len(pieces) == 1:
-            return Victim(record)
-        return Victim(record, Action.DELETE, record.end - pieces[-1].start)
+        end = None if len(pieces) == 1 else record.end - pieces[-1].start
+        return _victim((record, Action.DELETE, end))
 
     def _settle(self) -> None:
         """Put what was made, used or freed since the last time into its queue."""
@@ -547,7 +548,7 @@ class Hazard(VictimOrder):
         at = at * classes + groups // self._depths
         living = np.bincount(at, risks, BINS * classes).astype(float, copy=False).reshape(BINS, classes)
         self._estimated = self._table.estimate(living, now - self._began)
-        self._worth.learn(self._estimated, groups // self._depths)
+        self._worth.learn(self._estimated, groups // self._depths, 2.0 * (now - self._began))
         self._rank()
 
 

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["BINS", "Estimate", "LifeTable", "age_bin", "edges", "index", "survival"]
+__all__ = ["BINS", "ENDS", "Estimate", "LifeTable", "age_bin", "edges", "index", "survival"]
 
 BINS = 64
 """Bins of age: the first from 0, each further one √2 times as wide as the one before it."""
 FIRST = 6
 """The first bin ends at ``2 ** -6`` units of the clock; the last begins at ``2 ** 25``."""
-_ENDS = [math.ldexp(math.sqrt(0.5) if at % 2 else 0.5, at // 2 + 1 - FIRST) for at in range(BINS - 1)]
+ENDS = [math.ldexp(math.sqrt(0.5) if at % 2 else 0.5, at // 2 + 1 - FIRST) for at in range(BINS - 1)]
+"""Where each bin of age ends, but for the last."""
 _SMOOTHINGS = 2
 _ONE_STRETCH = 20.0
 """How much more a prior weighs at an age as long as the time watched."""
@@ -28,7 +29,7 @@ _AHEAD = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63)
 
 def age_bin(age: float) -> int:
     """Bin of an age in units of the clock, seconds or requests."""
-    return bisect_right(_ENDS, age)
+    return bisect_right(ENDS, age)
 
 
 @cache
@@ -109,7 +110,9 @@ def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return smooth
 
 
-def index(shares: NDArray[np.float64], starts: NDArray[np.float64]) -> NDArray[np.float64]:
+def index(
+    shares: NDArray[np.float64], starts: NDArray[np.float64], rows: int | None = None
+) -> NDArray[np.float64]:
     """The most uses per unit of time that may be expected of something of an age, if it is kept on.
 
     With S the survival function, at age a it is the maximum over T of ``(S(a) - S(a + T)) / ∫ S`` from a to
@@ -119,10 +122,11 @@ def index(shares: NDArray[np.float64], starts: NDArray[np.float64]) -> NDArray[n
     Args:
         shares: Of each bin, float64 of shape [bins, classes].
         starts: Where each bin begins, and where the last ends, float64 of shape [bins + 1].
+        rows: How many of the starts are asked for; all by default.
 
     Returns:
         The index at the start of each bin, and the last one once more for where that ends, float64 of shape
-        [bins + 1, classes].
+        [bins + 1, classes], or [rows, classes].
 
     Source: the density of N. Beckmann, H. Chen and A. Cidon, "LHD: improving cache hit rate by maximizing hit
     density", NSDI 2018, with the best time to give up in place of the time of eviction, as in the index of
@@ -138,15 +142,17 @@ def index(shares: NDArray[np.float64], starts: NDArray[np.float64]) -> NDArray[n
     np.cumsum((alive[:-1] + alive[1:]) * (0.5 * np.diff(starts))[:, None], axis=0, out=spent[1:])
     spent += starts[:, None] * 1e-9  # what nothing survives costs nothing, and is worth nothing
     np.negative(spent, out=spent)
-    best = np.zeros((bins + 1, classes))
+    rows = bins + 1 if rows is None else rows
+    best = np.zeros((rows, classes))
     for ahead in _AHEAD:
-        last = bins + 1 - ahead
+        last = min(bins + 1 - ahead, rows)
         if last > 0:
-            gain, cost = left[:, :last] - left[:, ahead:]
+            gain, cost = left[:, :last] - left[:, ahead : ahead + last]
             gain /= cost
             top = best[:last]
             np.maximum(top, gain, out=top)
-    best[bins] = best[bins - 1]
+    if rows > bins:
+        best[bins] = best[bins - 1]
     return best
 
 

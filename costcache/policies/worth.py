@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from costcache.policies.survival import BINS, FIRST, edges, index
+from costcache.policies.survival import BINS, FIRST, age_bin, edges, index
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,13 +49,15 @@ class Worth:
         self._estimate: Estimate | None = None
         self._take(1.0 / np.arange(1.0, BINS + 2)[:, None], np.zeros(1, np.int64), 1)
 
-    def learn(self, estimate: Estimate, present: NDArray[np.int64]) -> None:
+    def learn(self, estimate: Estimate, present: NDArray[np.int64], age: float = math.inf) -> None:
         """Take over an estimate.
+
+        What else is asked for later is worked out then, which is seldom.
 
         Args:
             estimate: Of all classes.
-            present: Those that there is something of, int64. Others are worked out when they are asked for,
-                which is seldom.
+            present: Those that there is something of, int64.
+            age: Up to which it is likely to be asked for.
         """
         import numpy as np
 
@@ -64,12 +66,14 @@ class Worth:
         known[present] = True
         known[0] = True  # stands for classes that are newer than the estimate
         classes = np.flatnonzero(known)
-        self._take(index(estimate.shares(classes), edges()), classes, len(estimate))
+        rows = min(age_bin(age) + 2, BINS + 1)
+        self._take(index(estimate.shares(classes), edges(), rows), classes, len(estimate))
 
     def _take(self, worth: NDArray[np.float64], classes: NDArray[np.int64], of: int) -> None:
         import numpy as np
 
         self._worth = worth
+        self._last = len(worth) - 1
         self._rises = worth[1:] - worth[:-1]
         self._cells = worth.data  # reads one number several times as fast as the array
         column = np.full(of + 1, -1)
@@ -79,7 +83,7 @@ class Worth:
         self._columns = column[:of].tolist()
 
     def _complete(self) -> None:
-        """Work out the classes that were left out."""
+        """Work out the classes and ages that were left out."""
         import numpy as np
 
         if self._estimate is not None:
@@ -91,7 +95,7 @@ class Worth:
 
         Classes that are newer count as the first.
         """
-        if self._worth.shape[1] < len(self._columns):
+        if self._worth.shape != (BINS + 1, len(self._columns)):
             self._complete()
         return self._worth.T
 
@@ -108,13 +112,11 @@ class Worth:
             group, depth = divmod(group, self.depths)
             factor = self.factors[depth]
         column = self._columns[group] if group < len(self._columns) else self._columns[0]
-        if column < 0:
+        at = 2.0 * (math.log2(age) + FIRST) + 1.0 if age > _SHORTEST else 0.0
+        if column < 0 or (at >= self._last and self._last < BINS):
             self._complete()
-            column = group
+            column = self._columns[group if group < len(self._columns) else 0]
         cells = self._cells
-        if age <= _SHORTEST:
-            return cells[0, column] * factor
-        at = 2.0 * (math.log2(age) + FIRST) + 1.0
         if at >= BINS:
             return cells[BINS, column] * factor
         low = int(at)
@@ -135,7 +137,7 @@ class Worth:
         if self.depths > 1:
             group, depth = np.divmod(group, self.depths)
         column = self._column.take(group, mode="clip")
-        if column.size and column.min() < 0:
+        if column.size and (column.min() < 0 or low.max() >= self._last):
             self._complete()
             column = self._column.take(group, mode="clip")
         at -= low

@@ -14,7 +14,7 @@ from costcache.guard import OrderGuard
 from costcache.plugins import PluginManager, get_plugins
 from costcache.radix.node import Node
 from costcache.radix.tree import RadixTree
-from costcache.records import Action, PoolState, RequestRecord, Victim
+from costcache.records import Action, PoolState, RequestRecord, Victim, tuple_maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from costcache.settings import Settings
 
 __all__ = ["PrefixStore"]
+
+_pool_state = tuple_maker(PoolState)
 
 
 class PrefixStore:
@@ -127,15 +129,9 @@ class PrefixStore:
         """The pool as it is now."""
         tree, held = self.tree, self.held
         cached = tree.cached
-        return PoolState(
-            pool,
-            "tokens",
-            self.capacity,
-            self.capacity - cached - held,
-            cached - tree.protected,
-            held,
-            tree.page_size,
-        )
+        capacity = self.capacity
+        free, evictable = capacity - cached - held, cached - tree.protected
+        return _pool_state((pool, "tokens", capacity, free, evictable, held, tree.page_size))
 
     def take(self, victim: Victim, needed: int) -> int:
         """Free a leaf, or the tail of it that ``needed`` tokens ask for."""
@@ -147,7 +143,8 @@ class PrefixStore:
         if node.locks:
             return LOCKED
         tree, tokens, step = self.tree, node.tokens, self._trim_step
-        needed = victim.at_most(needed)
+        if victim.tokens is not None:
+            needed = victim.at_most(needed)
         keep = (tokens - needed) // step * step if step and needed < tokens else 0
         freed = tokens - keep
         if self.on_remove is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from costcache.records import RequestInfo
+from costcache.records import RequestInfo, tuple_maker
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
 
 __all__ = ["RequestInfos", "finish_reason"]
 
+_info = tuple_maker(RequestInfo)
 _REASONS = {
     "end_turn": "stop",
     "eos": "stop",
@@ -57,10 +58,12 @@ class RequestInfos:
             matched: Prompt tokens that the cache found when it began; the rest of them count as new,
                 as they do for a server, which does not remember what it had once.
         """
-        return RequestInfo(
-            self._outputs[request],
-            self._inputs[request] - matched,
-            None if self._finish is None else self._finish[request],
-            0 if self._priorities is None else self._priorities[request],
-            None if self._sessions is None else self._sessions[request],
+        return _info(
+            (
+                self._outputs[request],
+                self._inputs[request] - matched,
+                None if self._finish is None else self._finish[request],
+                0 if self._priorities is None else self._priorities[request],
+                None if self._sessions is None else self._sessions[request],
+            )
         )
