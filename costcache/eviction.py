@@ -31,6 +31,7 @@ __all__ = [
 
 logger = logging.getLogger("costcache")
 
+_DELETE = Action.DELETE
 NOT_NOW = 0
 LOCKED = -1
 NOT_A_LEAF = -2
@@ -201,17 +202,13 @@ class EvictionPipeline:
         counters.evictions += 1
         counters.shortfall += shortfall
         counters.evicted += eviction.freed
-        if victims := eviction._victims:
-            counters.victims += len(victims)
-            for victim in victims:
-                counters.trimmed += victim[3]
         if eviction.freed < shortfall:
             counters.short += 1
         return eviction
 
     def _free(self, eviction: Eviction) -> None:
         guard, take, goal, pool, freed = self.guard, self.host.take, eviction.goal, self.pool, 0
-        victims = eviction._victims
+        victims, trims = eviction._victims, 0
         deferred: dict[int, Victim] = {}
         locked = False
         while freed < goal:
@@ -221,7 +218,7 @@ class EvictionPipeline:
                     break
                 guard.drop(f"it named no victim although {goal - freed} more units can go")
                 continue
-            record = victim.record
+            record, action, _ = victim
             if deferred and record.serial in deferred:
                 if guard.fell_back:
                     break
@@ -231,7 +228,8 @@ class EvictionPipeline:
             got = take(victim, goal - freed)
             if got > 0:
                 freed += got
-                trimmed = record.parent is not None and victim.action is Action.DELETE
+                trimmed = action is _DELETE and record.parent is not None
+                trims += trimmed
                 victims.append((record.serial, end - got, got, trimmed, uses, recency))
             elif got == NOT_A_LEAF:
                 guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")
@@ -240,6 +238,8 @@ class EvictionPipeline:
                 deferred[record.serial] = victim
         eviction.freed = freed
         eviction.policy = guard.name
+        self.counters.victims += len(victims)
+        self.counters.trimmed += trims
         if deferred:
             self.counters.deferred += len(deferred)
             if guard.defer is not None:

@@ -17,6 +17,7 @@ from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Vi
 
 __all__ = ["KeyedOrder", "VictimOrder", "overridden"]
 
+_DELETE = Action.DELETE
 _victim = tuple_maker(Victim)
 
 
@@ -187,7 +188,7 @@ class KeyedOrder(VictimOrder):
                 else:
                     # It stays in its place: a trim leaves it there.
                     self._named = record
-                    return _victim((record, Action.DELETE, None))
+                    return _victim((record, _DELETE, None))
             if in_line:
                 line.popleft()
             else:

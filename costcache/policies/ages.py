@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from array import array
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import compress
-from operator import not_
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from costcache.records import NodeRecord
@@ -98,6 +96,8 @@ class AgeQueues(Generic[W]):
         Args:
             worth: What a class brings at an age; the lowest goes first.
         """
+        import numpy as np
+
         self.current: dict[int, Run[W]] = {}
         self.now = 0.0
         self.first = array("d")
@@ -107,7 +107,7 @@ class AgeQueues(Generic[W]):
         self._listing = array("q")  # number of the entry among the ranked ones; 0 without
         self._runs: list[Run[W] | None] = []  # by row
         self._unused: list[int] = []  # rows
-        self._order: list[int] = []  # rows, by class and from old to new, as of the last merge
+        self._order = np.zeros(0, np.int64)  # rows, by class and from old to new, as of the last merge
         self._begun: list[int] = []  # rows since then
         self._worth = worth
         self._entries = 0
@@ -232,16 +232,16 @@ class AgeQueues(Generic[W]):
 
         self.now = now
         self.current.clear()
-        slots = np.array(self._order + self._begun, np.int64)
+        slots = np.concatenate((self._order, np.array(self._begun, np.int64)))
         group, first, last = np.asarray(self._group), np.asarray(self.first), np.asarray(self.last)
         slots = slots[np.argsort(group[slots], kind="stable")]
         group, first = group[slots], first[slots]
-        span = last[slots[1:]] - first[:-1]
-        near = (span <= _NEAR * (now - last[slots[1:]])) & (group[1:] == group[:-1])
+        latest = last[slots[1:]]
+        near = (latest - first[:-1] <= _NEAR * (now - latest)) & (group[1:] == group[:-1])
         risk = np.asarray(self.risk)
-        empty = risk[slots] == 0
-        runs, order, keeps = self._runs, slots.tolist(), (~empty).tolist()
-        for at in empty.nonzero()[0].tolist():
+        kept = risk[slots] != 0
+        runs, order, keeps = self._runs, slots.tolist(), kept.data  # read and written one by one below
+        for at in (~kept).nonzero()[0].tolist():
             run = runs[order[at]]
             keeps[at] = run is not None and bool(run.heap)
         for at in (near.nonzero()[0] + 1).tolist():
@@ -250,17 +250,14 @@ class AgeQueues(Generic[W]):
                 while before >= 0 and not keeps[before]:
                     before -= 1
                 keeps[at] = before < 0 or not self._join(order[before], order[at])
-        self._begun = []
-        self._order = list(compress(order, keeps))
-        left_over = list(compress(order, map(not_, keeps)))
-        self._unused += left_over
+        gone = slots[~kept]
+        self._unused += (left_over := gone.tolist())
         for slot in left_over:
             runs[slot] = None
-        gone = np.array(left_over, np.int64)
         np.asarray(self._listing)[gone] = 0
         risk[gone] = 0.0
-        kept = np.array(keeps, bool)
-        slots = slots[kept]
+        self._begun = []
+        self._order = slots = slots[kept]
         return group[kept], now - (first[kept] + last[slots]) / 2, risk[slots]
 
     def _join(self, before: int, at: int) -> bool:

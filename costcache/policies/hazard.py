@@ -48,6 +48,7 @@ _TOUCHED = 256
 """Touches whose work may wait."""
 _GONE = 8
 """Pieces trimmed off a node that are remembered with it."""
+_DELETE = Action.DELETE
 _victim = tuple_maker(Victim)
 
 
@@ -487,7 +488,7 @@ class Hazard(VictimOrder):
             return self.next_victim(pool)
         pieces, record = place.pieces, place.record
         end = None if len(pieces) == 1 else record.end - pieces[-1].start
-        return _victim((record, Action.DELETE, end))
+        return _victim((record, _DELETE, end))
 
     def _settle(self) -> None:
         """Put what was made, used or freed since the last time into its queue."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PrefixStore"]
 
+_DELETE = Action.DELETE
 _pool_state = tuple_maker(PoolState)
 
 
@@ -135,15 +136,15 @@ class PrefixStore:
 
     def take(self, victim: Victim, needed: int) -> int:
         """Free a leaf, or the tail of it that ``needed`` tokens ask for."""
-        node = victim.record
+        node, action, limit = victim
         if not isinstance(node, Node) or node.parent is None or node.children:
             return NOT_A_LEAF
-        if victim.action is not Action.DELETE:
+        if action is not _DELETE:
             return NOT_A_LEAF  # there are no states to tombstone here
         if node.locks:
             return LOCKED
         tree, tokens, step = self.tree, node.tokens, self._trim_step
-        if victim.tokens is not None:
+        if limit is not None:
             needed = victim.at_most(needed)
         keep = (tokens - needed) // step * step if step and needed < tokens else 0
         freed = tokens - keep
@@ -172,9 +173,9 @@ class PrefixStore:
             How many of them fit, whole pages: all, unless the pool is too small or too much of it
             is locked or held.
         """
-        shortfall = tokens - self.free
+        tree = self.tree
+        shortfall = tokens - (self.capacity - tree.cached - self.held)  # less what is free
         if shortfall > 0:
-            tree = self.tree
             tree.hold(node)  # what this request matched must not go for it
             self.pipeline.evict(shortfall, watermark=watermark)
             tree.release(node)
