@@ -16,7 +16,7 @@ from costcache.policies.ages import AgeQueues
 from costcache.policies.ghosts import Ghosts
 from costcache.policies.hazard_explained import HazardExplained
 from costcache.policies.hazard_states import HazardStates
-from costcache.policies.outcomes import LEVELS, Classes
+from costcache.policies.outcomes import LEVELS, SPANS, Classes
 from costcache.policies.pieces import Piece, Place, join, split_at
 from costcache.policies.shadow import ShadowLRU
 from costcache.policies.spec import PolicySpec
@@ -146,6 +146,7 @@ class Hazard(VictimOrder):
         self._memory = settings.memory
         self._table = LifeTable(LEVELS, settings.strength, 0.02)
         self._classes = Classes(self._table)
+        self._by_uses = self._classes.by_uses
         self._worth = Worth(cost if settings.objective == "flops" else None)
         self._depths = self._worth.depths
         self._queues: AgeQueues[Place] = AgeQueues(self._worth)
@@ -283,7 +284,9 @@ class Hazard(VictimOrder):
         hits = piece.hits
         piece.hits = hits + 1
         piece.since = now
-        piece.group = self._classes.reused(hits + 1, (now - piece.first) / hits)
+        interval = (now - piece.first) / hits
+        of_class = self._by_uses[hits.bit_length()][bisect_right(SPANS, interval)]
+        piece.group = of_class if of_class >= 0 else self._classes.reused(hits + 1, interval)
 
     def refresh(self, record: NodeRecord) -> None:
         if self._touched:
@@ -492,7 +495,7 @@ class Hazard(VictimOrder):
 
     def _settle(self) -> None:
         """Put what was made, used or freed since the last time into its queue."""
-        requests = self._requests
+        requests, push = self._requests, self._queues.push
         for place in self._marked:
             place.marked = False
             record = place.record
@@ -506,7 +509,7 @@ class Hazard(VictimOrder):
                     self._begin([(piece, piece.group)])
             run = place.pieces[-1].run
             if run is not None:
-                self._queues.push(run.whole(), place)
+                push(run if run.into is None else run.whole(), place)
         self._marked.clear()
 
     def _let_go(self, requests: float) -> None:

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from costcache.policies.survival import LifeTable
 from costcache.records import RequestInfo
 
-__all__ = ["LEVELS", "Classes", "Kind", "Outcome"]
+__all__ = ["LEVELS", "SPANS", "Classes", "Kind", "Outcome"]
 
 LEVELS = 6
 """Families of classes: used once, 2, 3 or 4, 5 to 8, 9 to 16 times, and more often."""
-_SPANS = [2.0**exponent for exponent in range(-1, 15)]
+SPANS = [2.0**exponent for exponent in range(-1, 15)]
 """Mean intervals from which on classes of what was used more than once differ."""
 _OUTPUTS = (50, 200, 500)
 _PROMPTS = (2_000, 8_000, 32_000)
@@ -55,7 +55,13 @@ class Kind(NamedTuple):
 
 
 class Classes:
-    """Numbers of classes in a life table, made as they are met."""
+    """Numbers of classes in a life table, made as they are met.
+
+    Attributes:
+        open: The class of what was used once, by a request that has not ended.
+        by_uses: For each number of bits of the uses but one, the classes of what was used more than once, by
+            the range of the mean interval, see :data:`SPANS`; -1 where none has been met.
+    """
 
     def __init__(self, table: LifeTable) -> None:
         self._table = table
@@ -65,7 +71,8 @@ class Classes:
         self._after: dict[int, int] = {}
         self._reasons: set[str] = set()
         self.open = self._number(0, "used once, by a request that has not ended")
-        self._reused = [[-1] * (len(_SPANS) + 1) for _ in range(LEVELS)]
+        levels = [[-1] * (len(SPANS) + 1) for _ in range(LEVELS)]
+        self.by_uses = levels + levels[-1:] * 64
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -109,16 +116,14 @@ class Classes:
 
     def reused(self, hits: int, interval: float) -> int:
         """What was used ``hits`` times, two or more, ``interval`` apart on average."""
-        level = (hits - 1).bit_length()
-        if level >= LEVELS:
-            level = LEVELS - 1
-        span = bisect_right(_SPANS, interval)
-        number = self._reused[level][span]
+        level = min((hits - 1).bit_length(), LEVELS - 1)
+        span = bisect_right(SPANS, interval)
+        number = self.by_uses[level][span]
         if number < 0:
-            scale = _SPANS[0] * 2.0**span
+            scale = SPANS[0] * 2.0**span
             times = f"{2 ** (level - 1) + 1}+" if level > 1 else "2"
             label = f"used {times} times, every {scale / 2:g} to {scale:g}"
-            number = self._reused[level][span] = self._number(level, label, scale * 0.7)
+            number = self.by_uses[level][span] = self._number(level, label, scale * 0.7)
         return number
 
     def after(self, group: int, outcome: int) -> int:

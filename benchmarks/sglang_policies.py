@@ -1,0 +1,179 @@
+"""What a policy costs inside SGLang: match, insert and evict of requests on a full pool, taking turns.
+
+    python benchmarks/sglang_policies.py [--policies lru,hazard] [--requests 3000] [--cpu] [--markdown]
+
+Chats that share a system prompt, interleaved, each turn the chat so far and 200 tokens more, between them
+prompts that come once; SGLang's real pools, allocators, ``Req`` and scheduler functions, without the model, a
+pool of 65,536 slots. Every cache gets each request before the next one begins. "Cache" is the time spent in the
+cache's own ``match_prefix``, ``insert`` and ``evict``, SGLang's part of them included; "request" is all of a
+request, from its first match to its release. Ratios are to costcache's LRU on the same (Python) tree core, of
+the means and of the medians; the first third of the requests, which fills the pool, does not count. Caches
+find different prefixes, and so have different work: "hit" says how much. SGLang's own cache on the Rust core
+stands beside them, for which most policies are not made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import sglang_core
+from _report import calibrate, load
+
+SLOTS = 65_536
+STOCK = "SGLang, Rust core"
+
+
+def stream(requests: int) -> list[list[int]]:
+    """Prompts of about 1,800 tokens."""
+    rng = random.Random(0)
+
+    def words(count: int) -> list[int]:
+        return [rng.randrange(3, 100_000) for _ in range(count)]
+
+    systems = [words(600) for _ in range(4)]
+    chats: list[list[int]] = []
+    prompts = []
+    while len(prompts) < requests:
+        if rng.random() < 0.2:
+            prompts.append(words(1500))
+            continue
+        if len(chats) < 40:
+            chats.append(list(rng.choice(systems)))
+        chat = rng.choice(chats[-20:] if rng.random() < 0.7 else chats)
+        chat += words(200)
+        prompts.append(list(chat))
+        if len(chat) > 4000:
+            chats.remove(chat)
+    return prompts
+
+
+@dataclass
+class Served:
+    """One cache, and what its requests took, in microseconds."""
+
+    server: Any
+    inside: int = 0
+    within: bool = False
+    cache: list[float] = field(default_factory=list)
+    request: list[float] = field(default_factory=list)
+    hit: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("match_prefix", "insert", "evict"):
+            setattr(self.server.cache, name, self._counted(getattr(self.server.cache, name)))
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if self.within:
+                return call(*args, **kwargs)
+            self.within = True
+            start = sglang_core.clock()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.inside += sglang_core.clock() - start
+                self.within = False
+
+        return counted
+
+    def serve(self, prompt: list[int]) -> None:
+        """One request from start to end."""
+        req = self.server.request(prompt)
+        self.inside = 0
+        start = sglang_core.clock()
+        self.hit += self.server.start(req)
+        self.server.finish(req)
+        self.request.append((sglang_core.clock() - start) / 1000)
+        self.cache.append(self.inside / 1000)
+
+
+def servers(policies: list[str], page_size: int) -> dict[str, Served]:
+    """A server for each cache."""
+    from tests.sglang.pools import Shape, cost_cache, stock_cache
+    from tests.sglang.serving import Server
+
+    class Serving(Server):
+        """Leaves out what a forward pass would write, and the tests' checks of it."""
+
+        def verify(self, slots: Any, tokens: Any) -> None:
+            """Nothing."""
+
+        def _write(self, slots: Any, tokens: Any) -> None:
+            pass
+
+    def shape(core: str) -> Any:
+        return Shape("mha", page_size, tokens=SLOTS, core=core)
+
+    made = {STOCK: Served(Serving(stock_cache(shape("rust")), shape("rust")))}
+    for policy in policies:
+        python = shape("python")
+        made[policy] = Served(Serving(cost_cache(python, policy=policy), python))
+    return made
+
+
+def measure(policies: list[str], page_size: int, prompts: list[list[int]]) -> list[list[str]]:
+    """Rows of the table."""
+    caches = servers(policies, page_size)
+    gc.collect()
+    gc.freeze()  # as SGLang's scheduler does after its start
+    for prompt in prompts:
+        for cache in caches.values():
+            cache.serve(prompt)
+    gc.unfreeze()
+    warm = len(prompts) // 3
+    tokens = sum(map(len, prompts))
+    rows = []
+    for name, cache in caches.items():
+        row = [f"{name}, page {page_size}", f"{100 * cache.hit / tokens:.1f}"]
+        for times, of_lru in (
+            (cache.cache[warm:], caches["lru"].cache[warm:]),
+            (cache.request[warm:], caches["lru"].request[warm:]),
+        ):
+            for average in (statistics.mean, statistics.median):
+                own, lru = average(times), average(of_lru)
+                row += [f"{own:,.0f}", f"{own / lru:.2f}"]
+        rows.append(row)
+        if name != STOCK:
+            cache.server.drain()
+    return rows
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description="What a policy costs inside SGLang.")
+    parser.add_argument("--policies", default="lru,hazard", help="lru and others, with commas")
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--cpu", action="store_true", help="count processor time")
+    parser.add_argument("--markdown", action="store_true", help="with the title of a page")
+    options = parser.parse_args()
+    policies = options.policies.split(",")
+    if "lru" not in policies:
+        parser.error("--policies needs lru, to which the others are compared")
+    if options.cpu:
+        sglang_core.clock = sglang_core.thread_time_ns
+    before, loops = load(), [calibrate()]
+    sglang_core.prepare()
+    logging.disable(logging.WARNING)
+    prompts = stream(options.requests)
+    rows = []
+    for page_size in (1, 64):
+        rows += measure(policies, page_size, prompts)
+        loops.append(calibrate())
+    if options.markdown:
+        print("# What a policy costs inside SGLang\n\n    python benchmarks/sglang_policies.py --markdown\n")
+    print(f"{sglang_core.machine(before, loops)}.\n")
+    print("| µs | hit, % | cache, mean | to LRU | median | to LRU | request, mean | to LRU | median | to LRU |")
+    print("|---|" + "---:|" * 9)
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+
+
+if __name__ == "__main__":
+    main()
