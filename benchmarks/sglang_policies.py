@@ -3,13 +3,13 @@
     python benchmarks/sglang_policies.py [--policies lru,hazard] [--requests 3000] [--cpu] [--markdown]
 
 Chats that share a system prompt, interleaved, each turn the chat so far and 200 tokens more, between them
-prompts that come once; SGLang's real pools, allocators, ``Req`` and scheduler functions, without the model, a
-pool of 65,536 slots. Every cache gets each request before the next one begins. "Cache" is the time spent in the
-cache's own ``match_prefix``, ``insert`` and ``evict``, SGLang's part of them included; "request" is all of a
-request, from its first match to its release. Ratios are to costcache's LRU on the same (Python) tree core, of
-the means and of the medians; the first third of the requests, which fills the pool, does not count. Caches
-find different prefixes, and so have different work: "hit" says how much. SGLang's own cache on the Rust core
-stands beside them, for which most policies are not made.
+prompts that come once; SGLang's real pools, allocators, ``Req`` and scheduler functions, without the model; a
+pool of 65,536 slots. Every cache gets each request before the next one begins. "Cache" is the time spent in
+the cache's own ``match_prefix``, ``insert`` and ``evict_for_alloc``, SGLang's part of them included;
+"request" is all of a request, from its first match to its release. Ratios are to costcache's LRU on the same
+(Python) tree core, of the means and of the medians; the first third of the requests, which fills the pool, does
+not count. Caches find different prefixes, and so have different work: "hit" says how much. SGLang's own cache
+on the Rust core stands beside them, for which most policies are not made.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Served:
     hit: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("match_prefix", "insert", "evict"):
+        for name in ("match_prefix", "insert", "evict_for_alloc"):
             setattr(self.server.cache, name, self._counted(getattr(self.server.cache, name)))
 
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,8 +169,8 @@ def main() -> None:
     if options.markdown:
         print("# What a policy costs inside SGLang\n\n    python benchmarks/sglang_policies.py --markdown\n")
     print(f"{sglang_core.machine(before, loops)}.\n")
-    print("| µs | hit, % | cache, mean | to LRU | median | to LRU | request, mean | to LRU | median | to LRU |")
-    print("|---|" + "---:|" * 9)
+    averages = "mean | to LRU | median | to LRU"
+    print(f"| µs | hit, % | cache, {averages} | request, {averages} |\n|---|" + "---:|" * 9)
     for row in rows:
         print("| " + " | ".join(row) + " |")
 

@@ -18,6 +18,7 @@ logger = logging.getLogger("costcache")
 
 EVENTS = (
     "insert",
+    "use",
     "touch",
     "refresh",
     "split",
@@ -55,6 +56,7 @@ class OrderGuard:
     __slots__ = (*EVENTS, "fallback", "fallbacks", "name", "order", "records")
 
     insert: Callable[..., None] | None
+    use: Callable[..., None] | None
     touch: Callable[..., None] | None
     refresh: Callable[..., None] | None
     split: Callable[..., None] | None

@@ -33,8 +33,14 @@ class VictimOrder:
     def insert(self, record: NodeRecord) -> None:
         """A node was made, as a leaf."""
 
+    def use(self, record: NodeRecord) -> None:
+        """A request used the node for the first time: its uses and last use moved, and its recency.
+
+        Once for a request and node; :meth:`touch` follows.
+        """
+
     def touch(self, record: NodeRecord) -> None:
-        """A request used the node: its recency moved, and its uses if they had not been counted."""
+        """A request used the node, maybe again: its recency moved."""
 
     def refresh(self, record: NodeRecord) -> None:
         """The node's recency moved, or its priority rose, without a use: a waiting request wants it."""
@@ -52,7 +58,7 @@ class VictimOrder:
         """The node became locked: not a victim until it is unlocked."""
 
     def unlock(self, record: NodeRecord) -> None:
-        """The last lock on the node went."""
+        """The last lock on a leaf went. Other nodes are unlocked without a word: they cannot go yet."""
 
     def attach(self, record: NodeRecord) -> None:
         """Models with states: a state was kept at the end of the node."""

@@ -44,8 +44,8 @@ _DOUBT = 0.25
 """Share of what was learned that is kept when it turned out to be worse than LRU."""
 _MARKED = 256
 """Leaves that may wait to be put into queues: the first victim should not wait for all of a full pool."""
-_TOUCHED = 256
-"""Touches whose work may wait."""
+_USED = 256
+"""Uses whose work may wait."""
 _GONE = 8
 """Pieces trimmed off a node that are remembered with it."""
 _DELETE = Action.DELETE
@@ -146,7 +146,6 @@ class Hazard(VictimOrder):
         self._memory = settings.memory
         self._table = LifeTable(LEVELS, settings.strength, 0.02)
         self._classes = Classes(self._table)
-        self._by_uses = self._classes.by_uses
         self._worth = Worth(cost if settings.objective == "flops" else None)
         self._depths = self._worth.depths
         self._queues: AgeQueues[Place] = AgeQueues(self._worth)
@@ -157,7 +156,7 @@ class Hazard(VictimOrder):
         self._most = 0  # resident tokens at most, since the last estimate
         self._room = 0  # what LRU would have; 0 before the first eviction
         self._estimated: Estimate | None = None
-        self._touched: list[tuple[Place, float, int, int]] = []  # place, time, and which tokens it covered
+        self._used: list[tuple[Place, float, int, int]] = []  # place, time, and which tokens it covered
         self._marked: list[Place] = []
         self._wanted: dict[Place, None] = {}
         self._named: Place | None = None
@@ -172,7 +171,7 @@ class Hazard(VictimOrder):
     # -- what happens ------------------------------------------------------------------------
 
     def insert(self, record: NodeRecord) -> None:
-        if self._touched:
+        if self._used:
             self._catch_up()
         if not self._nodes and not self._requests:
             self._began = record.last_use
@@ -202,94 +201,100 @@ class Hazard(VictimOrder):
             self._most = resident
         pieces: list[Piece] = []
         gone: list[Piece] = []
+        name: int | None = None
         while at < end:
-            if not back:
-                name = record.prefix_hash(at - record.depth) if ghosts.tokens else None
-                back = ghosts.take(name) or []
+            if not back and ghosts.tokens:
+                named = record.prefix_hash(at - record.depth)
+                if at == record.depth:
+                    name = named
+                back = ghosts.take(named) or []
             if not back:
                 piece = Piece(at, end - at, now, self._classes.open)
                 piece.span = self._shadow.use(None, end - at, found=False)
                 pieces.append(piece)
                 break
             back, behind = split_at(back, end)
-            for piece in back:
-                self._use(piece, now, found=False)
-                at = piece.end
+            self._use(back, now, found=False)
             pieces += back
+            at = back[-1].end
             gone, back = behind, []
         place = record.data = Place(record, pieces if len(pieces) < 2 else join(pieces), gone)
+        place.name = name
         self._nodes += 1
         if self._room:
             self._shadow.fit(resident if resident > self._room else self._room)
         self._marked.append(place)
         place.marked = True
 
-    def touch(self, record: NodeRecord) -> None:
+    def use(self, record: NodeRecord) -> None:
         # A match is what a request waits for, so it only notes what it used: see _catch_up.
-        place: Place = record.data
-        uses = record.uses
-        if uses != place.uses:  # else the same request again
-            place.uses = uses
-            touched = self._touched
-            depth = record.depth
-            touched.append((place, record.last_use, depth, depth + record.tokens))
-            if len(touched) > _TOUCHED:
-                self._catch_up()
+        used, depth = self._used, record.depth
+        used.append((record.data, record.last_use, depth, depth + record.tokens))
+        if len(used) > _USED:
+            self._catch_up()
 
     def _catch_up(self) -> None:
-        """Do what the touches up to now left to be done; whatever else happens, this comes first."""
-        marked, touched = self._marked, self._touched
-        self._touched = []
-        for place, now, depth, end in touched:
-            place.until = 0
-            if now > self._now:
-                self._now = now
-            if not depth:
-                self._requests += 1
-                self._shadow.end_request()
-            pieces = place.pieces
-            last = pieces[-1]
+        """Do what the uses up to now left to be done; whatever else happens, this comes first."""
+        marked, used = self._marked, self._used
+        self._used = []
+        pieces: list[Piece] = []  # used at once, by one request
+        several: list[Place] = []
+        time = self._now
+        for place, now, depth, end in used:
+            if not depth or now != time:
+                self._use(pieces, time)
+                pieces, time = [], now
+                if now > self._now:  # noqa: PLR1730 # max is a call
+                    self._now = now
+                if not depth:
+                    self._requests += 1
+                    self._shadow.end_request()
+            own = place.pieces
+            last = own[-1]
             if last.start + last.tokens > end:
                 self._cut_off(place, [last.cut(end)])
-            if last is pieces[0]:
-                self._use(last, now)
-            else:
-                for piece in pieces:
-                    self._use(piece, now)
-                place.pieces = join(pieces)
+            if last is not own[0]:
+                several.append(place)
+            pieces += own
+            place.until = 0
             if not place.marked and not place.record.live_children:
                 place.marked = True
                 marked.append(place)
+        self._use(pieces, time)
+        for place in several:
+            place.pieces = join(place.pieces)
 
-    def _use(self, piece: Piece, now: float, *, found: bool = True) -> None:
-        """A piece is used: its interval ends. The next one gets its class when the request ends."""
-        tokens, depths, run = piece.tokens, self._depths, piece.run
-        span, shadow = piece.span, self._shadow
-        if found and span is not None and not span.gone and span is not shadow.oldest:
-            span.tokens -= tokens  # LRU has it too: the usual case of shadow.use
-            piece.span = newest = shadow.newest
-            newest.tokens += tokens
-        else:
-            value = 1.0 if depths == 1 else self._worth.factors[self._depth(piece)]
-            piece.span = shadow.use(span, tokens, found, value)
-        if run is None:  # the request before this one has not ended
-            group = piece.group
-        else:
-            if run.into is not None:
-                run = run.whole()
-            group = run.group if depths == 1 else run.group // depths
-            self._risk[run.slot] -= tokens
-            piece.run = None
-        self._table.used[group * BINS + bisect_right(ENDS, now - piece.since)] += tokens
-        hits = piece.hits
-        piece.hits = hits + 1
-        piece.since = now
-        interval = (now - piece.first) / hits
-        of_class = self._by_uses[hits.bit_length()][bisect_right(SPANS, interval)]
-        piece.group = of_class if of_class >= 0 else self._classes.reused(hits + 1, interval)
+    def _use(self, pieces: list[Piece], now: float, *, found: bool = True) -> None:
+        """Pieces are used: their intervals end. The next ones get their classes when the request ends."""
+        depths, shadow, risk, used = self._depths, self._shadow, self._risk, self._table.used
+        oldest, newest, classes, by_uses = shadow.oldest, shadow.newest, self._classes, self._classes.by_uses
+        for piece in pieces:
+            tokens, run, span = piece.tokens, piece.run, piece.span
+            if found and span is not None and not span.gone and span is not oldest:
+                span.tokens -= tokens  # LRU has it too: the usual case of shadow.use
+                newest.tokens += tokens
+                piece.span = newest
+            else:
+                value = 1.0 if depths == 1 else self._worth.factors[self._depth(piece)]
+                piece.span = shadow.use(span, tokens, found, value)
+            if run is None:  # the request before this one has not ended
+                group = piece.group
+            else:
+                if run.into is not None:
+                    run = run.whole()
+                group = run.group if depths == 1 else run.group // depths
+                risk[run.slot] -= tokens
+                piece.run = None
+            used[group * BINS + bisect_right(ENDS, now - piece.since)] += tokens
+            hits = piece.hits
+            piece.hits = hits + 1
+            piece.since = now
+            interval = (now - piece.first) / hits
+            number = by_uses[hits.bit_length()][bisect_right(SPANS, interval)]
+            piece.group = number if number >= 0 else classes.reused(hits + 1, interval)
 
     def refresh(self, record: NodeRecord) -> None:
-        if self._touched:
+        if self._used:
             self._catch_up()
         place: Place = record.data
         place.until = self._requests + self._refresh_after
@@ -298,17 +303,17 @@ class Hazard(VictimOrder):
             self._mark(place)
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
-        if self._touched:
+        if self._used:
             self._catch_up()
         known: Place = tail.data
         front, known.pieces = split_at(known.pieces, tail.depth)
         place = prefix.data = Place(prefix, front, [])
-        place.uses = known.uses
+        place.name, known.name = known.name, None
         place.until = known.until
         self._nodes += 1
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
-        if self._touched:
+        if self._used:
             self._catch_up()
         self._named = None
         self._resident -= tokens
@@ -327,7 +332,7 @@ class Hazard(VictimOrder):
             del place.gone[_GONE:]
 
     def remove(self, record: NodeRecord) -> None:
-        if self._touched:
+        if self._used:
             self._catch_up()
         self._named = None
         place: Place = record.data
@@ -336,7 +341,9 @@ class Hazard(VictimOrder):
         self._nodes -= 1
         self._resident -= record.tokens
         pieces = place.pieces + place.gone
-        name = record.prefix_hash()
+        name = place.name
+        if name is None:
+            name = record.prefix_hash()
         if name is None:
             self._lose(pieces)
         else:
@@ -367,7 +374,7 @@ class Hazard(VictimOrder):
             self._mark(victim.record.data)
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
-        if self._touched:
+        if self._used:
             self._catch_up()
         number, classes, now = request.number, self._classes, self._now
         open_class = classes.open
@@ -469,7 +476,7 @@ class Hazard(VictimOrder):
     # -- victims -----------------------------------------------------------------------------
 
     def next_victim(self, pool: str) -> Victim | None:
-        if self._touched:
+        if self._used:
             self._catch_up()
         if not self._asked:
             self._asked = True

@@ -49,7 +49,6 @@ class Aged:
 
     Attributes:
         record: The node.
-        uses: ``record.uses`` when it was last looked at.
         used: Access at which the node was last used.
         group: Its class.
         last: The last reuse interval in bins; as long as can be before the first reuse.
@@ -57,11 +56,10 @@ class Aged:
         explores: It is kept to learn what comes later than others get.
     """
 
-    __slots__ = ("explores", "group", "index", "last", "record", "used", "uses")
+    __slots__ = ("explores", "group", "index", "last", "record", "used")
 
-    def __init__(self, record: NodeRecord, uses: int, used: int, group: int, last: int) -> None:
+    def __init__(self, record: NodeRecord, used: int, group: int, last: int) -> None:
         self.record = record
-        self.uses = uses
         self.used = used
         self.group = group
         self.last = last
@@ -111,26 +109,27 @@ class LHD(VictimOrder):
 
     def insert(self, record: NodeRecord) -> None:
         self._now = max(self._now, record.recency)
-        record.data = Aged(record, record.uses, record.recency, 0, AGES)
+        record.data = Aged(record, record.recency, 0, AGES)
         self._explore(record)
         self._add(record)
         self._event()
 
     def touch(self, record: NodeRecord) -> None:
         self._now = record.recency
+
+    def use(self, record: NodeRecord) -> None:
+        self._now = record.recency
         known: Aged = record.data
-        if record.uses == known.uses:
-            return  # the same request again
         age = self._age(known)
         self._hits[known.group][age] += record.tokens * self._weight
-        known.uses, known.used = record.uses, record.recency
+        known.used = record.recency
         known.group, known.last = group_of(age + known.last), age
         self._explore(record)
         self._event()
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
         known: Aged = tail.data
-        prefix.data = Aged(prefix, known.uses, known.used, known.group, known.last)
+        prefix.data = Aged(prefix, known.used, known.group, known.last)
         prefix.data.explores = known.explores
 
     def trim(self, record: NodeRecord, tokens: int) -> None:

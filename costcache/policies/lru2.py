@@ -38,15 +38,13 @@ class History:
     """Uses of one node.
 
     Attributes:
-        counted: ``record.uses`` when it was last looked at.
         last: Time of the last use, a correlated one included.
         times: Times of the last K uncorrelated uses, newest first; minus infinity where there was none.
     """
 
-    __slots__ = ("counted", "last", "times")
+    __slots__ = ("last", "times")
 
-    def __init__(self, counted: int, last: float, times: tuple[float, ...]) -> None:
-        self.counted = counted
+    def __init__(self, last: float, times: tuple[float, ...]) -> None:
         self.last = last
         self.times = times
 
@@ -87,22 +85,18 @@ class LRUK(KeyedOrder):
         now = record.last_use
         history = self._gone.take(record.prefix_hash()) if len(self._gone) else None
         if history is None:
-            history = History(record.uses, now, (now, *self._never))
+            history = History(now, (now, *self._never))
         else:
-            history.counted = record.uses
             history.use(now, self._period)
         self._histories[record.serial] = history
         super().insert(record)
 
-    def touch(self, record: NodeRecord) -> None:
-        history = self._histories[record.serial]
-        if record.uses != history.counted:
-            history.counted = record.uses
-            history.use(record.last_use, self._period)
+    def use(self, record: NodeRecord) -> None:
+        self._histories[record.serial].use(record.last_use, self._period)
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
         own = self._histories[tail.serial]
-        self._histories[prefix.serial] = History(own.counted, own.last, own.times)
+        self._histories[prefix.serial] = History(own.last, own.times)
         super().split(prefix, tail)
 
     def remove(self, record: NodeRecord) -> None:

@@ -56,19 +56,19 @@ class Place(Waiting):
     """What is known of a node.
 
     Attributes:
-        uses: ``record.uses`` when it was last looked at.
+        name: ``record.prefix_hash()``, where it was worked out; the node's first page does not change.
         pieces: Its tokens, from front to back. The last piece may reach beyond what has not been trimmed off.
         gone: What was trimmed off behind that, from front to back.
         until: Count of requests up to which it stays, since a waiting request wants it.
         marked: It waits to be put into its queue.
     """
 
-    __slots__ = ("gone", "marked", "pieces", "until", "uses")
+    __slots__ = ("gone", "marked", "name", "pieces", "until")
 
     def __init__(self, record: NodeRecord, pieces: list[Piece], gone: list[Piece]) -> None:
         self.record = record
         self.stamp = 0
-        self.uses = record.uses
+        self.name: int | None = None
         self.pieces = pieces
         self.gone = gone
         self.until = 0

@@ -115,7 +115,7 @@ class Tagged(Place):
 
     def twin(self, prefix: NodeRecord) -> Tagged:
         place = Tagged(prefix, self.workload, self.turn)
-        place.uses, place.used = self.uses, self.used
+        place.used = self.used
         return place
 
 
@@ -157,16 +157,14 @@ class Wild(QueueOrder):
         self._now = max(self._now, record.last_use)
         self.enter(Tagged(record, self._workload(record.priority, turn), turn))
 
-    def touch(self, record: NodeRecord) -> None:
+    def use(self, record: NodeRecord) -> None:
         place: Tagged = record.data
-        if record.uses == place.uses:
-            return  # the same request again
         self._now = now = record.last_use
         interval, tokens = max(now - place.used, 0.0), record.tokens
         place.workload.evidence.reuse(tokens, interval)
         self._all.reuse(tokens, interval)
         self._event()
-        place.uses, place.used = record.uses, now
+        place.used = now
         self.move(place, place.queue)
 
     def trim(self, record: NodeRecord, tokens: int) -> None:

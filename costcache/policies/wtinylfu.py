@@ -141,11 +141,8 @@ class WTinyLFU(QueueOrder):
         self._count(place)
         self.enter(place)
 
-    def touch(self, record: NodeRecord) -> None:
+    def use(self, record: NodeRecord) -> None:
         place: Sketched = record.data
-        if record.uses == place.uses:
-            return  # the same request again
-        place.uses = record.uses
         self._count(place)
         if place.queue is self._window:
             self.move(place, self._window)

@@ -84,7 +84,8 @@ class RadixTree:
         Returns:
             The deepest node that matched, all of it; ``node.end`` tokens match.
         """
-        clock, touch, page_bytes = self.clock, self.events.touch, self.page_bytes
+        clock, page_bytes = self.clock, self.page_bytes
+        use, touch = self.events.use, self.events.touch
         clock.accesses = recency = clock.accesses + 1
         now, counted = clock.now, request.counted
         node, at, size = root, 0, len(key)
@@ -105,6 +106,8 @@ class RadixTree:
             if node.depth + node.tokens > counted:
                 node.uses += 1
                 node.last_use = now
+                if use is not None:
+                    use(node)
             if touch is not None:
                 touch(node)
         request.counted = max(counted, node.depth + node.tokens)
@@ -257,7 +260,7 @@ class RadixTree:
             if current.locks:
                 return
             self.protected -= current.tokens
-            if heard is not None and current.parent is not None:
+            if heard is not None and not current.live_children and current.parent is not None:
                 heard(current)
             current = current.parent
 

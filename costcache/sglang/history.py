@@ -62,6 +62,8 @@ class LeafHistory:
                     self._move_use(before)
                 request.counted = end
                 request.end = record
+                if guard.use is not None and record.parent is not None:
+                    guard.use(record)
             else:
                 if inserting:
                     heard = guard.touch

@@ -240,9 +240,10 @@ class PoolEvents:
     def unlock(self, record: PoolRecord) -> None:
         """The last lock on the node went."""
         record.locks = 0
-        heard = self.guard.unlock
-        if heard is not None:
-            heard(record)
+        if not record.live_children:
+            heard = self.guard.unlock
+            if heard is not None:
+                heard(record)
 
     def use(self, path: Iterable[PoolRecord], *, inserting: bool = False) -> None:
         """A walk used these nodes, parents first.
@@ -255,7 +256,7 @@ class PoolEvents:
             inserting: The request walks them to add what it computed: a touch in any case.
         """
         clock, request, guard = self.clock, self.request, self.guard
-        recency, touch, refresh = clock.accesses, guard.touch, guard.refresh
+        recency, use, touch, refresh = clock.accesses, guard.use, guard.touch, guard.refresh
         record: PoolRecord | None = None
         if request is None:
             for record in path:
@@ -271,6 +272,8 @@ class PoolEvents:
                 record.uses += 1
                 record.last_use = now
                 request.counted = counted = end
+                if use is not None:
+                    use(record)
             elif not inserting:
                 if refresh is not None:
                     refresh(record)

@@ -29,7 +29,7 @@ __all__ = ["Account", "Explanation", "Fall", "explain", "explainable"]
 
 _DEAD = -1
 _NO_STATE = "KV behind the last state"
-_FORWARDED = ("refresh", "split", "lock", "unlock", "attach", "defer", "load", "next_victim")
+_FORWARDED = ("touch", "refresh", "split", "lock", "unlock", "attach", "defer", "load", "next_victim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,13 +262,13 @@ class _Ledger(VictimOrder):
     def insert(self, record: NodeRecord) -> None:
         self._order.insert(record)
 
-    def touch(self, record: NodeRecord) -> None:
+    def use(self, record: NodeRecord) -> None:
         if not self._states:
             for part in self.view.parts(record, record.depth, record.end):
                 entry = self._entry(part.group)
                 entry.used += part.amount
                 entry.hit_tokens += part.amount
-        self._order.touch(record)
+        self._order.use(record)
 
     def consume(self, record: NodeRecord) -> None:
         for part in self.view.parts(record, record.depth, record.end):

@@ -271,6 +271,9 @@ class Recorder(VictimOrder):
         self.queue[record.serial] = record
         self._hear("insert", record.depth, record.tokens)
 
+    def use(self, record: NodeRecord) -> None:
+        self._hear("use", record.end, record.uses)
+
     def touch(self, record: NodeRecord) -> None:
         self._hear("touch", record.end, record.uses)
 
@@ -320,9 +323,9 @@ def test_an_order_hears_every_change_in_order() -> None:
     cache.insert([1, 2, 3, 4, 5, 6], request="r")
     assert heard() == [("insert", 0, 6)]
     found = cache.match_prefix([1, 2, 3, 4])
-    assert heard() == [("split", 0, 4, 2), ("touch", 4, 2)]
+    assert heard() == [("split", 0, 4, 2), ("use", 4, 2), ("touch", 4, 2)]
     cache.match_prefix([1, 2, 3, 4])
-    assert heard() == [("touch", 4, 3)]
+    assert heard() == [("use", 4, 3), ("touch", 4, 3)]
     cache.match_prefix([1, 2, 3, 4, 5, 6], "r")
     assert heard() == [("touch", 4, 3), ("touch", 6, 1)], "r has counted these nodes before"
     cache.lock(found.node)
@@ -330,11 +333,17 @@ def test_an_order_hears_every_change_in_order() -> None:
     cache.lock(found.node)
     assert heard() == [], "locked already"
     cache.insert([1, 2, 9])
-    assert heard() == [("split", 0, 2, 2), ("touch", 2, 4), ("insert", 2, 1)]
+    assert heard() == [("split", 0, 2, 2), ("use", 2, 4), ("touch", 2, 4), ("insert", 2, 1)]
     cache.unlock(found.node)
     assert heard() == []
     cache.unlock(found.node)
-    assert heard() == [("unlock", 4), ("unlock", 2)], "the prefix was locked by its child alone"
+    assert heard() == [], "neither is a leaf"
+    leaf = cache.match_prefix([1, 2, 9], "r").node
+    heard()
+    cache.lock(leaf)
+    assert heard() == [("lock", 3), ("lock", 2)]
+    cache.unlock(leaf)
+    assert heard() == [("unlock", 3)], "the prefix was locked by its child alone, and is no leaf"
     cache.refresh(found.node)
     assert heard() == [("refresh", 4, 3), ("refresh", 2, 4)]
     cache.finish("r", RequestInfo(output_tokens=7))

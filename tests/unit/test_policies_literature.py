@@ -63,7 +63,8 @@ class Flat:
             self.root.live_children += 1
         thing.uses += 1
         thing.last_use, thing.recency = now, self.accesses
-        (self.order.touch if hit else self.order.insert)(thing)
+        for heard in (self.order.use, self.order.touch) if hit else (self.order.insert,):
+            heard(thing)
         return hit
 
     def evict(self) -> None:
