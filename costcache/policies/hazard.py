@@ -242,8 +242,10 @@ class Hazard(VictimOrder):
         time = self._now
         for place, now, depth, end in used:
             if not depth or now != time:
-                self._use(pieces, time)
-                pieces, time = [], now
+                if pieces:
+                    self._use(pieces, time)
+                    pieces = []
+                time = now
                 if now > self._now:  # noqa: PLR1730 # max is a call
                     self._now = now
                 if not depth:
