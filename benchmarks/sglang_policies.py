@@ -7,9 +7,9 @@ prompts that come once; SGLang's real pools, allocators, ``Req`` and scheduler f
 pool of 65,536 slots. Every cache gets each request before the next one begins. "Cache" is the time spent in
 the cache's own ``match_prefix``, ``insert`` and ``evict_for_alloc``, SGLang's part of them included;
 "request" is all of a request, from its first match to its release. Ratios are to costcache's LRU on the same
-(Python) tree core, of the means and of the medians; the first third of the requests, which fills the pool, does
-not count. Caches find different prefixes, and so have different work: "hit" says how much. SGLang's own cache
-on the Rust core stands beside them, for which most policies are not made.
+(Python) tree core, of the means and of the medians; the first third of the requests, which fills the pool,
+does not count. Caches find different prefixes, and so have different work: "hit" says how much. SGLang's own
+cache on the Rust core stands beside them, for which most policies are not made.
 """
 
 from __future__ import annotations

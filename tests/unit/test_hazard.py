@@ -301,7 +301,7 @@ def test_flops_count_more_in_the_depth() -> None:
     check_structure(cache)
 
 
-def test_classes_that_were_left_out_are_worked_out_when_asked_for() -> None:
+def test_classes_and_ages_that_were_left_out_are_worked_out_when_asked_for() -> None:
     table = LifeTable(2, 5.0, 0.02)
     for number in range(6):
         table.add_class(number % 2, 4.0 * (number % 3))
@@ -317,6 +317,12 @@ def test_classes_that_were_left_out_are_worked_out_when_asked_for() -> None:
         part.learn(estimate, np.array([3, 5]))
         found = part.of(np.full(len(ages), group), np.array(ages))
         assert found.tolist() == pytest.approx([whole.at(group, age) for age in ages], rel=1e-12)
+        for oldest in (0.0, 7.0, 1e3, 1e7):
+            part.learn(estimate, np.array([3, 5]), oldest)
+            assert len(part._worth) < BINS + 1
+            assert [part.at(group, age) for age in ages] == [whole.at(group, age) for age in ages]
+            part.learn(estimate, np.array([3, 5]), oldest)
+            assert part.of(np.full(len(ages), group), np.array(ages)).tolist() == found.tolist()
     assert (part.table() == whole.table()).all()
 
 
@@ -406,3 +412,49 @@ def test_requests_that_wait_while_others_evict(seed: int) -> None:
             check_books(cache)
     assert not cache._store.guard.fell_back
     check_structure(cache)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_when_a_use_is_worked_off_changes_nothing(seed: int) -> None:
+    draw = random.Random(seed)
+    later, at_once = new(300, refresh=7), new(300, refresh=7)
+    order = order_of(at_once)
+
+    def use(record: NodeRecord) -> None:
+        order.use(record)
+        order._catch_up()
+
+    at_once._store.guard.use = use
+    running: list[tuple[object, list[int]]] = []
+    looked = waited = 0
+    for prompt in stream(seed, 400):
+        running.append((object(), prompt))
+        for cache in (later, at_once):
+            cache.match_prefix(prompt, running[-1][0])
+        waited += bool(order_of(later)._used)
+        if draw.random() < 0.5:
+            continue  # another one begins before this one goes on
+        name, tokens = running.pop(draw.randrange(len(running)))
+        for cache in (later, at_once):
+            cache.insert(tokens, request=name)
+            cache.finish(name, RequestInfo(output_tokens=len(tokens)))
+        victims = [cache.evict(20).victims for cache in (later, at_once)]
+        assert victims[0] == victims[1]
+        looked += len(victims[0])
+    assert looked > 100
+    assert waited > 100
+    assert order_of(later).curves() == order.curves()
+    assert order_of(later).against_lru() == order.against_lru()
+
+
+def test_uses_that_nothing_follows_are_worked_off() -> None:
+    cache = new()
+    ask(cache, [1, 2, 3])
+    for _ in range(1000):
+        cache.match_prefix([1, 2, 3])
+    order = order_of(cache)
+    assert len(order._used) <= 257
+    before = order._requests
+    order.curves()
+    assert not order._used
+    assert order._requests > before

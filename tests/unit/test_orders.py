@@ -338,14 +338,14 @@ def test_an_order_hears_every_change_in_order() -> None:
     assert heard() == []
     cache.unlock(found.node)
     assert heard() == [], "neither is a leaf"
-    leaf = cache.match_prefix([1, 2, 9], "r").node
+    leaf = cache.match_prefix([1, 2, 9]).node
     heard()
     cache.lock(leaf)
     assert heard() == [("lock", 3), ("lock", 2)]
     cache.unlock(leaf)
     assert heard() == [("unlock", 3)], "the prefix was locked by its child alone, and is no leaf"
     cache.refresh(found.node)
-    assert heard() == [("refresh", 4, 3), ("refresh", 2, 4)]
+    assert heard() == [("refresh", 4, 3), ("refresh", 2, 5)]
     cache.finish("r", RequestInfo(output_tokens=7))
     assert heard() == [("finish", 1, 6, 7)]
     cache.evict(1)
