@@ -265,7 +265,7 @@ def test_only_orders_that_can_know_states_serve_hybrids() -> None:
         store("lhd", 64 * PAGE, 8, joint=True)
     assert isinstance(make_state_order("marconi", made := Marconi(_cost(), 10**9, 1.0, 50)), Marconi)
     assert make_state_order("marconi", made) is made
-    with pytest.raises(SettingsError, match=r"memory is 1000 bytes: a page of 1024 tokens takes"):
+    with pytest.raises(SettingsError, match=r"memory is 1,000 bytes: a page of 1024 tokens takes"):
         HybridStore(MODEL, 1000, Settings(), Deployment(page_size=PAGE), page_bytes=8)
 
 
