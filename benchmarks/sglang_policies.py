@@ -3,8 +3,8 @@
     python benchmarks/sglang_policies.py [--policies lru,hazard] [--requests 3000] [--cpu] [--markdown]
 
 Chats that share a system prompt, interleaved, each turn the chat so far and 200 tokens more, between them
-prompts that come once; SGLang's real pools, allocators, ``Req`` and scheduler functions, without the model; a
-pool of 65,536 slots. Every cache gets each request before the next one begins. "Cache" is the time spent in
+prompts that come once; SGLang's real pools, allocators, ``Req`` and scheduler functions, without the model.
+Every cache gets each request before the next one begins. "Cache" is the time spent in
 the cache's own ``match_prefix``, ``insert`` and ``evict_for_alloc``, SGLang's part of them included;
 "request" is all of a request, from its first match to its release. Ratios are to costcache's LRU on the same
 (Python) tree core, of the means and of the medians; the first third of the requests, which fills the pool,
@@ -26,12 +26,13 @@ from typing import Any
 import sglang_core
 from _report import calibrate, load
 
-SLOTS = 65_536
+PER_CHAT = 1638
+"""Slots for each chat at a time, which is not enough."""
 STOCK = "SGLang, Rust core"
 
 
-def stream(requests: int) -> list[list[int]]:
-    """Prompts of about 1,800 tokens."""
+def stream(requests: int, at_a_time: int) -> list[list[int]]:
+    """Prompts of about 1,800 tokens, of ``at_a_time`` chats at a time, half of which ask most."""
     rng = random.Random(0)
 
     def words(count: int) -> list[int]:
@@ -44,9 +45,9 @@ def stream(requests: int) -> list[list[int]]:
         if rng.random() < 0.2:
             prompts.append(words(1500))
             continue
-        if len(chats) < 40:
+        if len(chats) < at_a_time:
             chats.append(list(rng.choice(systems)))
-        chat = rng.choice(chats[-20:] if rng.random() < 0.7 else chats)
+        chat = rng.choice(chats[-at_a_time // 2 :] if rng.random() < 0.7 else chats)
         chat += words(200)
         prompts.append(list(chat))
         if len(chat) > 4000:
@@ -94,7 +95,7 @@ class Served:
         self.cache.append(self.inside / 1000)
 
 
-def servers(policies: list[str], page_size: int) -> dict[str, Served]:
+def servers(policies: list[str], page_size: int, slots: int) -> dict[str, Served]:
     """A server for each cache."""
     from tests.sglang.pools import Shape, cost_cache, stock_cache
     from tests.sglang.serving import Server
@@ -109,7 +110,7 @@ def servers(policies: list[str], page_size: int) -> dict[str, Served]:
             pass
 
     def shape(core: str) -> Any:
-        return Shape("mha", page_size, tokens=SLOTS, core=core)
+        return Shape("mha", page_size, tokens=slots, core=core)
 
     made = {STOCK: Served(Serving(stock_cache(shape("rust")), shape("rust")))}
     for policy in policies:
@@ -118,9 +119,10 @@ def servers(policies: list[str], page_size: int) -> dict[str, Served]:
     return made
 
 
-def measure(policies: list[str], page_size: int, prompts: list[list[int]]) -> list[list[str]]:
+def measure(policies: list[str], page_size: int, slots: int, requests: int) -> list[list[str]]:
     """Rows of the table."""
-    caches = servers(policies, page_size)
+    caches = servers(policies, page_size, slots)
+    prompts = stream(requests, slots // PER_CHAT)
     gc.collect()
     gc.freeze()  # as SGLang's scheduler does after its start
     for prompt in prompts:
@@ -131,7 +133,7 @@ def measure(policies: list[str], page_size: int, prompts: list[list[int]]) -> li
     tokens = sum(map(len, prompts))
     rows = []
     for name, cache in caches.items():
-        row = [f"{name}, page {page_size}", f"{100 * cache.hit / tokens:.1f}"]
+        row = [f"{name}, page {page_size}, {slots:,} slots", f"{100 * cache.hit / tokens:.1f}"]
         for times, of_lru in (
             (cache.cache[warm:], caches["lru"].cache[warm:]),
             (cache.request[warm:], caches["lru"].request[warm:]),
@@ -150,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a policy costs inside SGLang.")
     parser.add_argument("--policies", default="lru,hazard", help="lru and others, with commas")
     parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--slots", default="65536,524288", help="sizes of the pool, with commas")
     parser.add_argument("--cpu", action="store_true", help="count processor time")
     parser.add_argument("--markdown", action="store_true", help="with the title of a page")
     options = parser.parse_args()
@@ -161,11 +164,11 @@ def main() -> None:
     before, loops = load(), [calibrate()]
     sglang_core.prepare()
     logging.disable(logging.WARNING)
-    prompts = stream(options.requests)
     rows = []
-    for page_size in (1, 64):
-        rows += measure(policies, page_size, prompts)
-        loops.append(calibrate())
+    for slots in map(int, options.slots.split(",")):
+        for page_size in (1, 64):
+            rows += measure(policies, page_size, slots, options.requests)
+            loops.append(calibrate())
     if options.markdown:
         print("# What a policy costs inside SGLang\n\n    python benchmarks/sglang_policies.py --markdown\n")
     print(f"{sglang_core.machine(before, loops)}.\n")
