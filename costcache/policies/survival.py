@@ -259,8 +259,8 @@ class Estimate:
         weight: NDArray[np.float64],
     ) -> None:
         self._used, self._lost, self._kin, self._weight = used, lost, kin, weight
-        used_by = used @ kin.members
-        at_risk = _at_risk(used_by, lost @ kin.members)
+        used_by = kin.by_family(used)
+        at_risk = _at_risk(used_by, kin.by_family(lost))
         of_all = _drawn(used_by[:, -1:], at_risk[:, -1:], share, weight)
         self._by_family = _drawn(used_by, at_risk, of_all, weight)
         self._by_scale = survival(kin.by_scale(used), kin.by_scale(lost), share, once)
@@ -294,8 +294,6 @@ class _Kinship:
 
     Attributes:
         family: Family of each class, int64 of shape [classes].
-        members: 1.0 where a class is of a family, and in one more column for all, float64 of shape
-            [classes, families + 1].
         is_scaled: Whether a class has a time scale, bool of shape [classes].
         at: For each bin of each class, its place in a curve of its family in units of the scale, as an
             index of an array of shape [2 * BINS, families]; int64 of shape [BINS, classes]. Bin j of a
@@ -306,14 +304,29 @@ class _Kinship:
         import numpy as np
 
         self.family = np.array(family, np.int64)
-        self.members = np.zeros((len(family), families + 1))
-        self.members[np.arange(len(family)), self.family] = self.members[:, families] = 1.0
+        self._at_family = (np.arange(BINS)[:, None] * (families + 1) + self.family).ravel()
         self.is_scaled = np.array(scale) > 0.0
         shift = np.array([age_bin(own) for own in scale], np.int64)
         self.at = (np.arange(BINS)[:, None] - shift + BINS) * families + self.family
         self._scaled = np.flatnonzero(self.is_scaled)
         self._at_scaled = self.at[:, self._scaled].ravel()
         self._shape = 2 * BINS, families
+
+    def by_family(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Tokens by bin of age and family, and in one more column those of all, from those by bin and class.
+
+        Added up in the order of the classes, and so to the same sum on every machine; a product of matrices
+        would not be, and would wake threads for it.
+        """
+        import numpy as np
+
+        families = self._shape[1] + 1
+        found: NDArray[np.float64] = np.bincount(self._at_family, tokens.ravel(), BINS * families).astype(
+            float, copy=False
+        )
+        found = found.reshape(BINS, families)
+        found.sum(axis=1, out=found[:, -1])
+        return found
 
     def by_scale(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Tokens by bin of age in units of the scale and by family, from those by bin and class."""
