@@ -388,7 +388,7 @@ class Hazard(VictimOrder):
                 made += last.tokens
             record = record.parent
         outcome = classes.outcome(info)
-        begun: list[tuple[Piece, int]] = []
+        begin = self._begin
         record = request.end
         while record is not None:
             place: Place | None = record.data
@@ -408,35 +408,28 @@ class Hazard(VictimOrder):
                     group = classes.after(group, outcome)
                 else:
                     continue
-                begun.append((piece, group))
+                begin(piece, group)
                 moved = True
             if moved and place.stamp:
                 self._mark(place)
             record = record.parent
-        self._begin(begun)
         if len(self._marked) > _MARKED:
             self._settle()
         if self._asked and self._requests >= self._estimate_at:
             self._estimate()
 
-    def _begin(self, begun: list[tuple[Piece, int]]) -> None:
-        """The intervals since the last use of pieces count for classes from now on."""
-        queues, now, depths, last, risk = self._queues, self._now, self._depths, self._last, self._risk
-        current = queues.current
-        sum_of_tokens = squares = 0
-        for piece, of_class in begun:
-            tokens = piece.tokens
-            group = of_class if depths == 1 else of_class * depths + self._depth(piece)
-            run = current.get(group)
-            if run is None:
-                run = queues.begin(group, now)
-            piece.run, slot = run, run.slot
-            last[slot] = now
-            risk[slot] += tokens
-            sum_of_tokens += tokens
-            squares += tokens * tokens
-        self._table.tokens += sum_of_tokens
-        self._table.squares += squares
+    def _begin(self, piece: Piece, of_class: int) -> None:
+        """The interval since a piece's last use counts for a class from now on."""
+        queues, now, tokens, table = self._queues, self._now, piece.tokens, self._table
+        group = of_class if self._depths == 1 else of_class * self._depths + self._depth(piece)
+        run = queues.current.get(group)
+        if run is None:
+            run = queues.begin(group, now)
+        piece.run, slot = run, run.slot
+        self._last[slot] = now
+        self._risk[slot] += tokens
+        table.tokens += tokens
+        table.squares += tokens * tokens
 
     def _depth(self, piece: Piece) -> int:
         """How many times √2 as much a token of a piece costs to recompute as the first one."""
@@ -515,7 +508,7 @@ class Hazard(VictimOrder):
                 continue
             for piece in place.pieces:
                 if piece.run is None:
-                    self._begin([(piece, piece.group)])
+                    self._begin(piece, piece.group)
             run = place.pieces[-1].run
             if run is not None:
                 push(run if run.into is None else run.whole(), place)
