@@ -83,7 +83,7 @@ class AgeQueues(Generic[W]):
     """All runs. What is looked at for all of them at once is in columns, one row a run.
 
     Attributes:
-        current: By class, the run that takes what is used now, if it has begun.
+        current: By class and bin of age, the run that takes what begins now, if there is one.
         now: The time for which runs are ranked.
         first: Column: the earliest of a run's uses.
         last: Column: the latest.
@@ -98,7 +98,7 @@ class AgeQueues(Generic[W]):
         """
         import numpy as np
 
-        self.current: dict[int, Run[W]] = {}
+        self.current: dict[tuple[int, int], Run[W]] = {}
         self.now = 0.0
         self.first = array("d")
         self.last = array("d")
@@ -125,8 +125,8 @@ class AgeQueues(Generic[W]):
         """All runs."""
         return [run for run in self._runs if run is not None]
 
-    def begin(self, group: int, now: float) -> Run[W]:
-        """Begin a run of a class that has no current one."""
+    def begin(self, group: int, since: float) -> Run[W]:
+        """Begin a run of a class, with something that was used last at ``since``."""
         if self._unused:
             slot = self._unused.pop()
         else:
@@ -137,9 +137,9 @@ class AgeQueues(Generic[W]):
             for column in (self.first, self.last, self.risk):
                 column.append(0.0)
         self._group[slot] = group
-        self.first[slot] = self.last[slot] = now
+        self.first[slot] = self.last[slot] = since
         self._begun.append(slot)
-        run = self._runs[slot] = self.current[group] = Run(group, slot)
+        run = self._runs[slot] = Run(group, slot)
         return run
 
     # -- leaves ------------------------------------------------------------------------------
@@ -234,9 +234,9 @@ class AgeQueues(Generic[W]):
         self.current.clear()
         slots = np.concatenate((self._order, np.array(self._begun, np.int64)))
         group, first, last = np.asarray(self._group), np.asarray(self.first), np.asarray(self.last)
-        slots = slots[np.argsort(group[slots], kind="stable")]
+        slots = slots[np.lexsort((first[slots], group[slots]))]
         group, first = group[slots], first[slots]
-        latest = last[slots[1:]]
+        latest = np.maximum(last[slots[1:]], last[slots[:-1]])
         near = (latest - first[:-1] <= _NEAR * (now - latest)) & (group[1:] == group[:-1])
         risk = np.asarray(self.risk)
         kept = risk[slots] != 0
@@ -262,7 +262,7 @@ class AgeQueues(Generic[W]):
 
     def _join(self, before: int, at: int) -> bool:
         """Make a run part of an older one, if that is near and of the same class."""
-        older, newer, last = self._runs[before], self._runs[at], self.last[at]
+        older, newer, last = self._runs[before], self._runs[at], max(self.last[before], self.last[at])
         if older is None or newer is None or older.group != newer.group:
             return False
         if last - self.first[before] > _NEAR * (self.now - last):

@@ -153,10 +153,10 @@ class Hazard(VictimOrder):
         self._ghosts: Ghosts[list[Piece]] = Ghosts(capacity * settings.ghosts, self._lose)
         self._shadow = ShadowLRU()
         self._resident = 0
-        self._most = 0  # resident tokens at most, since the last estimate
-        self._room = 0  # what LRU would have; 0 before the first eviction
+        self._full = False  # once something had to go
         self._estimated: Estimate | None = None
-        self._used: list[tuple[Place, float, int, int]] = []  # place, time, and which tokens it covered
+        # Place, time, which tokens it covered, and by how many it was locked.
+        self._used: list[tuple[Place, float, int, int, int]] = []
         self._marked: list[Place] = []
         self._wanted: dict[Place, None] = {}
         self._named: Place | None = None
@@ -196,9 +196,7 @@ class Hazard(VictimOrder):
         else:
             self._requests += 1
             self._shadow.end_request()
-        self._resident = resident = self._resident + tokens
-        if resident > self._most:  # noqa: PLR1730 # max is a call
-            self._most = resident
+        self._resident += tokens
         pieces: list[Piece] = []
         gone: list[Piece] = []
         name: int | None = None
@@ -221,15 +219,15 @@ class Hazard(VictimOrder):
         place = record.data = Place(record, pieces if len(pieces) < 2 else join(pieces), gone)
         place.name = name
         self._nodes += 1
-        if self._room:
-            self._shadow.fit(resident if resident > self._room else self._room)
+        if self._full:
+            self._shadow.fit(self._resident)  # LRU would have had to make the same room
         self._marked.append(place)
         place.marked = True
 
     def use(self, record: NodeRecord) -> None:
         # A match is what a request waits for, so it only notes what it used: see _catch_up.
         used, depth = self._used, record.depth
-        used.append((record.data, record.last_use, depth, depth + record.tokens))
+        used.append((record.data, record.last_use, depth, depth + record.tokens, record.locks))
         if len(used) > _USED:
             self._catch_up()
 
@@ -238,10 +236,14 @@ class Hazard(VictimOrder):
         marked, used = self._marked, self._used
         self._used = []
         pieces: list[Piece] = []  # used at once, by one request
+        held: list[Piece] = []  # what others that are running hold of it
         several: list[Place] = []
         time = self._now
-        for place, now, depth, end in used:
+        for place, now, depth, end, locks in used:
             if not depth or now != time:
+                if held:
+                    self._use(held, time, held=True)
+                    held = []
                 if pieces:
                     self._use(pieces, time)
                     pieces = []
@@ -257,28 +259,35 @@ class Hazard(VictimOrder):
                 self._cut_off(place, [last.cut(end)])
             if last is not own[0]:
                 several.append(place)
-            pieces += own
+            if locks:
+                held += own
+            else:
+                pieces += own
             place.until = 0
             if not place.marked and not place.record.live_children:
                 place.marked = True
                 marked.append(place)
+        if held:
+            self._use(held, time, held=True)
         self._use(pieces, time)
         for place in several:
             place.pieces = join(place.pieces)
 
-    def _use(self, pieces: list[Piece], now: float, *, found: bool = True) -> None:
+    def _use(self, pieces: list[Piece], now: float, *, found: bool = True, held: bool = False) -> None:
         """Pieces are used: their intervals end. The next ones get their classes when the request ends."""
         depths, shadow, risk, used = self._depths, self._shadow, self._risk, self._table.used
         oldest, newest, classes, by_uses = shadow.oldest, shadow.newest, self._classes, self._classes.by_uses
         for piece in pieces:
             tokens, run, span = piece.tokens, piece.run, piece.span
-            if found and span is not None and not span.gone and span is not oldest:
+            if found and not piece.locked and span is not None and not span.gone and span is not oldest:
                 span.tokens -= tokens  # LRU has it too: the usual case of shadow.use
-                newest.tokens += tokens
+                newest.locked += tokens
                 piece.span = newest
             else:
                 value = 1.0 if depths == 1 else self._worth.factors[self._depth(piece)]
-                piece.span = shadow.use(span, tokens, found, value)
+                released = not piece.locked
+                piece.span = shadow.use(span, tokens, found, value, released=released, held=held)
+            piece.locked = True
             if run is None:  # the request before this one has not ended
                 group = piece.group
             else:
@@ -359,7 +368,7 @@ class Hazard(VictimOrder):
         """Pieces are forgotten; that they were not used up to now is all that is known."""
         for piece in pieces:
             if piece.span is not None:
-                self._shadow.forget(piece.span, piece.tokens)
+                self._shadow.forget(piece.span, piece.tokens, released=not piece.locked)
             if piece.run is not None:
                 run = piece.run.whole()
                 self._risk[run.slot] -= piece.tokens
@@ -378,7 +387,7 @@ class Hazard(VictimOrder):
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
         if self._used:
             self._catch_up()
-        number, classes, now = request.number, self._classes, self._now
+        number, classes = request.number, self._classes
         open_class = classes.open
         made = 0
         record = request.end
@@ -395,6 +404,8 @@ class Hazard(VictimOrder):
             if place is None:
                 break  # the root, or an end that has been evicted
             moved = False
+            if not record.locks:
+                self._release(place)
             for piece in place.pieces:
                 group = piece.group
                 if group == open_class:
@@ -403,7 +414,6 @@ class Hazard(VictimOrder):
                     if piece.run is not None:
                         self._risk[piece.run.whole().slot] -= piece.tokens
                     piece.group = group = classes.fresh(made, outcome)
-                    piece.since = now
                 elif piece.run is None:
                     group = classes.after(group, outcome)
                 else:
@@ -418,15 +428,31 @@ class Hazard(VictimOrder):
         if self._asked and self._requests >= self._estimate_at:
             self._estimate()
 
+    def _release(self, place: Place) -> None:
+        """No request holds a node any more: LRU could evict it from now on."""
+        for piece in place.pieces:
+            if piece.locked and piece.span is not None:
+                piece.span = self._shadow.release(piece.span, piece.tokens)
+                piece.locked = False
+
     def _begin(self, piece: Piece, of_class: int) -> None:
-        """The interval since a piece's last use counts for a class from now on."""
+        """The interval since a piece's last use counts for a class from now on.
+
+        Its age is that since the use, as for LRU, not since the request ended, which may take minutes. So
+        what begins now may be of any age, and runs are told apart by it.
+        """
         queues, now, tokens, table = self._queues, self._now, piece.tokens, self._table
         group = of_class if self._depths == 1 else of_class * self._depths + self._depth(piece)
-        run = queues.current.get(group)
+        since = piece.since
+        key = group, 0 if since == now else age_bin(now - since)
+        run = queues.current.get(key)
         if run is None:
-            run = queues.begin(group, now)
+            run = queues.current[key] = queues.begin(group, since)
         piece.run, slot = run, run.slot
-        self._last[slot] = now
+        if since > self._last[slot]:
+            self._last[slot] = since
+        elif since < queues.first[slot]:
+            queues.first[slot] = since
         self._risk[slot] += tokens
         table.tokens += tokens
         table.squares += tokens * tokens
@@ -473,9 +499,7 @@ class Hazard(VictimOrder):
     def next_victim(self, pool: str) -> Victim | None:
         if self._used:
             self._catch_up()
-        if not self._asked:
-            self._asked = True
-            self._room = self._most
+        self._asked = self._full = True
         if self._marked:
             self._settle()
         if self._requests >= self._rank_at:
@@ -506,6 +530,7 @@ class Hazard(VictimOrder):
             if place.until > requests:
                 self._wanted[place] = None
                 continue
+            self._release(place)
             for piece in place.pieces:
                 if piece.run is None:
                     self._begin(piece, piece.group)
@@ -534,8 +559,6 @@ class Hazard(VictimOrder):
         requests, after = self._requests, self._refresh_after
         self._estimate_at = requests + min(max(after, requests // _SLOWER), _SLOWEST * after)
         self._asked = False
-        self._room = self._most
-        self._most = self._resident
         self._settle()
         if self._tables is not None:  # by now it is known what the clock counts
             clock: Literal["requests", "seconds"] = "requests" if isinstance(self._now, int) else "seconds"

@@ -22,13 +22,14 @@ class Piece:
         tokens: How many it covers.
         hits: Uses, those before an eviction included.
         first: When it was first used.
-        since: When its present interval began.
+        since: When it was used last.
         group: Its class, as far as it is known without the outcome of the request that used it.
         run: Where the interval counts; None until the request has ended.
         span: When it was used last, for the comparison with LRU.
+        locked: Requests that used it hold it, for all that is known.
     """
 
-    __slots__ = ("first", "group", "hits", "run", "since", "span", "start", "tokens")
+    __slots__ = ("first", "group", "hits", "locked", "run", "since", "span", "start", "tokens")
 
     def __init__(self, start: int, tokens: int, now: float, group: int) -> None:
         self.start = start
@@ -38,6 +39,7 @@ class Piece:
         self.group = group
         self.run: Run[Place] | None = None
         self.span: Span | None = None
+        self.locked = True
 
     @property
     def end(self) -> int:
@@ -48,6 +50,7 @@ class Piece:
         """Keep what is in front of token ``at``; return the rest, with the same history."""
         rest = Piece(at, self.start + self.tokens - at, self.since, self.group)
         rest.hits, rest.first, rest.run, rest.span = self.hits, self.first, self.run, self.span
+        rest.locked = self.locked
         self.tokens = at - self.start
         return rest
 
@@ -80,7 +83,8 @@ def join(pieces: list[Piece]) -> list[Piece]:
     kept = [pieces[0]]
     for piece in pieces[1:]:
         last = kept[-1]
-        if piece.group == last.group and piece.run is last.run and piece.span is last.span:
+        same = piece.group == last.group and piece.run is last.run
+        if same and piece.span is last.span and piece.locked == last.locked:
             last.tokens += piece.tokens
             last.hits, last.first = piece.hits, piece.first
         else:

@@ -20,14 +20,15 @@ class Span:
     """Tokens that were last used in one stretch of time.
 
     Attributes:
-        tokens: How many.
-        gone: LRU would have evicted them by now.
+        tokens: How many of them could go.
+        locked: How many more could not, since a request that used them is running.
+        gone: LRU would have evicted those that could go by now.
     """
 
-    __slots__ = ("gone", "tokens")
+    __slots__ = ("gone", "locked", "tokens")
 
     def __init__(self) -> None:
-        self.tokens = 0
+        self.tokens = self.locked = 0
         self.gone = False
 
 
@@ -37,6 +38,9 @@ class ShadowLRU:
     LRU holds what was used last, as much as fits. So it is enough to know of everything in which span of
     time it was used last, what was evicted included: spans go from the old end while more tokens than
     fit were used later. Each use then tells whether LRU would have had it. Spans are a few requests wide.
+
+    What running requests hold cannot go from either cache, and takes room in both. When the last of them
+    has ended it is released, and is as old as its last use.
 
     The verdict is on the difference in hits, request by request since those of one request are not
     independent: a policy is behind where the sum is negative by more than its own noise.
@@ -66,25 +70,38 @@ class ShadowLRU:
         self._pause = 0
         self._next_pause = _PAUSE
 
-    def use(self, span: Span | None, tokens: int, found: bool, value: float = 1.0) -> Span:
-        """Tokens are used, or new where ``span`` is None; returns where they belong now.
+    def use(
+        self,
+        span: Span | None,
+        tokens: int,
+        found: bool,
+        value: float = 1.0,
+        *,
+        released: bool = True,
+        held: bool = False,
+    ) -> Span:
+        """Tokens are used, or new where ``span`` is None; returns where they belong now, locked.
 
         Args:
             span: Where they belonged.
             tokens: How many.
             found: They were in the cache.
             value: What a hit of one token is worth to the verdict.
+            released: They have been released since their last use.
+            held: A running request holds them, so that LRU has them too.
         """
+        if span is not None and not released:
+            span = self.release(span, tokens)
         if span is None:
             self._held += tokens
         elif span.gone:
             self._held += tokens
-            if found:
+            if found and not held:
                 self.gained += tokens
                 self._request += tokens * value
         else:
             kept = tokens
-            if span is self.oldest and (excess := self._held - self._room) > 0:
+            if span is self.oldest and not held and (excess := self._held - self._room) > 0:
                 kept -= int(tokens * min(1.0, excess / span.tokens))  # LRU would have evicted a part of it
             span.tokens -= tokens
             if not found:
@@ -94,11 +111,21 @@ class ShadowLRU:
                 self.gained += tokens - kept
                 self._request += (tokens - kept) * value
         newest = self.newest
-        newest.tokens += tokens
+        newest.locked += tokens
         return newest
 
-    def forget(self, span: Span, tokens: int) -> None:
-        """Tokens are no longer known of."""
+    def release(self, span: Span, tokens: int) -> Span:
+        """The last request that held tokens has ended: they may go. Returns where they belong now."""
+        span.locked -= tokens
+        if span.gone:
+            span = self.oldest  # they are older than all that may go
+        span.tokens += tokens
+        return span
+
+    def forget(self, span: Span, tokens: int, *, released: bool = True) -> None:
+        """Tokens are no longer known of; ``released`` as in :meth:`use`."""
+        if not released:
+            span = self.release(span, tokens)
         if not span.gone:
             span.tokens -= tokens
             self._held -= tokens
@@ -122,7 +149,7 @@ class ShadowLRU:
 
     def end_span(self) -> None:
         """What is used from now on is in a new span."""
-        if self.newest.tokens:
+        if self.newest.tokens or self.newest.locked:
             self.newest = Span()
             self._spans.append(self.newest)
 

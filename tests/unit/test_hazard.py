@@ -351,17 +351,65 @@ def test_reasons_beyond_the_first_are_not_told_apart() -> None:
     assert numbers == [0, 1, 2, 3, 4, 5, 6, 6, 6, 6]
 
 
-def test_ages_count_from_the_end_of_the_request() -> None:
+def test_ages_count_from_the_use() -> None:
     cache = new()
-    cache.insert([1] * 10, request="a")
+    for again in (False, True):  # of what is new, and of what was found
+        before = sum(order_of(cache)._table.used)
+        name = object()
+        cache.match_prefix([1] * 10, name)
+        cache.insert([1] * 10, request=name)
+        cache.clock.advance(cache.clock.now + 100.0)
+        ask(cache, [2 + again] * 5)  # tells the order the time
+        cache.finish(name, RequestInfo(output_tokens=10))
+        cache.clock.advance(cache.clock.now + 10.0)
+        record = cache.match_prefix([1] * 10, object()).node
+        assert record.last_use == cache.clock.now
+        order_of(cache)._catch_up()
+        used = order_of(cache)._table.used
+        assert sum(used) - before == 10 + 10 * again
+        assert sum(used[at] for at in range(age_bin(110.0), len(used), BINS)) == 10 + 10 * again
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_what_a_long_request_used_is_as_old_as_its_use(late: bool) -> None:
+    """As under LRU, by which it starts: a request that ends late does not make it young."""
+    cache = new()
+    long, short = [1] * 10, [2] * 10
+    node = cache.insert(long, request="long").node
+    cache.lock(node)
+    if late:
+        cache.clock.advance(20.0)
+    ask(cache, short)  # used after the long request began, and over before that ends
     cache.clock.advance(100.0)
-    ask(cache, [2] * 5)  # tells the order the time
-    cache.finish("a", RequestInfo(output_tokens=10))
-    cache.clock.advance(110.0)
-    ask(cache, [1] * 10)
-    used = order_of(cache)._table.used
-    assert sum(used) == 10
-    assert sum(used[at] for at in range(age_bin(10.0), len(used), BINS)) == 10
+    ask(cache, [3] * 5)
+    cache.unlock(node)
+    cache.finish("long", RequestInfo(output_tokens=900))
+    victim = order_of(cache).next_victim("kv")
+    assert victim is not None
+    assert victim.record is node
+
+
+def test_runs_hold_one_age_whenever_their_requests_end() -> None:
+    cache = new()
+    order = order_of(cache)
+    times = [1.0, 2.0, 40.0, 90.0, 99.0, 99.9]
+    for name, now in enumerate(times):
+        cache.clock.advance(now)
+        cache.insert([name] * 10, request=name)
+    cache.clock.advance(100.0)
+    ask(cache, [99] * 5)
+    for name in (5, 0, 3, 1, 4, 2):
+        cache.finish(name, RequestInfo(output_tokens=10))
+    runs = {now: next(n for n in nodes_of(cache) if n.last_use == now).data.pieces[0].run for now in times}
+    for now, run in runs.items():
+        assert order._queues.first[run.slot] <= now <= order._queues.last[run.slot]
+    assert runs[1.0] is runs[2.0]  # about as old
+    assert len({id(run) for run in runs.values()}) == 5
+    order.next_victim("kv")
+    order._estimate()
+    for now in times:
+        slot = next(n for n in nodes_of(cache) if n.last_use == now).data.pieces[0].run.whole().slot
+        assert order._queues.first[slot] <= now <= order._queues.last[slot]
 
 
 def test_tells_what_it_has_learned() -> None:

@@ -7,9 +7,12 @@ from collections import OrderedDict
 
 import pytest
 
-from costcache import RadixCache, RequestInfo
+from costcache import Deployment, ModelSpec, RadixCache, RequestInfo, Settings
 from costcache.policies.hazard import Hazard
 from costcache.policies.shadow import ShadowLRU, Span
+from costcache.sim.engine import Simulator
+from costcache.sim.serving import ServingSettings, serve
+from costcache.sim.workloads import generate, workload_settings
 from tests.property.kit import MODEL, manager
 
 PLUGINS = manager()
@@ -30,7 +33,7 @@ def test_tells_what_lru_would_have_found(seed: int) -> None:
         if len(lru) > 50:
             lru.popitem(last=False)
         before = shadow.lost
-        spans[number] = shadow.use(spans.get(number), 1, found=False)
+        spans[number] = shadow.release(shadow.use(spans.get(number), 1, found=False), 1)
         wrong += (shadow.lost > before) != by_lru
         shadow.end_request()
         shadow.end_span()
@@ -38,9 +41,40 @@ def test_tells_what_lru_would_have_found(seed: int) -> None:
     assert wrong == 0
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_tells_what_lru_would_have_found_where_requests_hold_what_they_use(seed: int) -> None:
+    """Requests end in any order, and what they hold can go neither from LRU nor from the shadow."""
+    draw = random.Random(seed)
+    shadow = ShadowLRU()
+    spans: dict[int, Span] = {}
+    lru: OrderedDict[int, None] = OrderedDict()
+    running: dict[int, None] = {}
+    wrong = gone = 0
+    for _ in range(3000):
+        number = int(draw.paretovariate(0.6))
+        held, by_lru = number in running, number in lru
+        lru[number] = running[number] = None
+        lru.move_to_end(number)
+        if len(lru) > 50:
+            del lru[next(other for other in lru if other not in running)]
+        before = shadow.lost
+        spans[number] = shadow.use(spans.get(number), 1, found=False, released=not held, held=held)
+        wrong += (shadow.lost > before) != (by_lru)
+        gone += not by_lru
+        shadow.end_request()
+        shadow.end_span()
+        shadow.fit(50)
+        if len(running) > 40:
+            ends = draw.choice(list(running))
+            del running[ends]
+            spans[ends] = shadow.release(spans[ends], 1)
+    assert gone > 300
+    assert wrong <= 0.02 * gone  # what is released after its time goes next, in an order of its own
+
+
 def test_a_span_that_is_gone_in_part_counts_in_part() -> None:
     shadow = ShadowLRU()
-    first = shadow.use(None, 100, found=False)
+    first = shadow.release(shadow.use(None, 100, found=False), 100)
     shadow.end_span()
     shadow.use(None, 100, found=False)
     shadow.fit(140)
@@ -51,7 +85,7 @@ def test_a_span_that_is_gone_in_part_counts_in_part() -> None:
 def test_what_is_worth_more_weighs_more() -> None:
     shadow = ShadowLRU()
     for _ in range(20):  # more tokens are lost than gained, but those gained are worth more
-        lost = shadow.use(None, 10, found=False)
+        lost = shadow.release(shadow.use(None, 10, found=False), 10)
         shadow.use(lost, 10, found=False)
         gone = Span()
         gone.gone = True
@@ -63,10 +97,11 @@ def test_what_is_worth_more_weighs_more() -> None:
 
 def test_what_is_forgotten_takes_no_room() -> None:
     shadow = ShadowLRU()
-    kept, other = shadow.use(None, 10, found=False), None
+    kept = shadow.release(shadow.use(None, 10, found=False), 10)
     shadow.end_span()
-    other = shadow.use(None, 90, found=False)
+    other = shadow.release(shadow.use(None, 90, found=False), 90)
     shadow.forget(other, 90)
+    shadow.forget(shadow.use(None, 90, found=False), 90, released=False)
     shadow.fit(50)
     shadow.use(kept, 10, found=False)
     assert shadow.lost == 10
@@ -75,7 +110,7 @@ def test_what_is_forgotten_takes_no_room() -> None:
 def test_verdicts() -> None:
     shadow = ShadowLRU()
     for _ in range(20):
-        span = shadow.use(None, 10, found=False)
+        span = shadow.release(shadow.use(None, 10, found=False), 10)
         shadow.use(span, 10, found=False)
         shadow.end_request()
     assert shadow.judge()
@@ -131,3 +166,21 @@ def test_a_change_made_to_fool_it_is_noticed() -> None:
     assert delay <= 300
     later = [regime.serve(1500, returning=600, other=10) for regime in (hazard, lru)]
     assert later[0] > later[1] - 0.01
+
+
+def test_a_busy_server_is_no_reason_to_step_in() -> None:
+    """Most of the pool is locked, for LRU as well: it would not find more than it does."""
+    trace = generate("agentic", workload_settings("agentic", {"requests": 1500}))
+    simulator = Simulator(trace, ModelSpec.preset(MODEL), Deployment(page_size=16))
+    tokens = trace.distinct_pages(16) // 10 * 16
+    server = ServingSettings(rate=0.75)
+    by_lru = int(simulator.outcome(Settings(policy="lru"), tokens, serving=server).matched.sum())
+    store = simulator._store(Settings(policy="hazard"), tokens)
+    order = store.guard.order
+    assert isinstance(order, Hazard)
+    found = int(serve(trace, simulator.keys, store, simulator.prefill, server).matched.sum())
+    point = trace.input_tokens.sum() / 100
+    assert found > by_lru + 0.8 * point
+    gained, lost, falls = order.against_lru()
+    assert abs(gained - lost - (found - by_lru)) < 1.2 * point
+    assert not falls

@@ -1,0 +1,248 @@
+"""Hit rates of hazard and LRU on a server: requests wait, run side by side, and lock and hold tokens.
+
+    python benchmarks/serving.py [--workloads NAME ...] [--pools PERCENT ...] [--rows FILE]
+        > benchmarks/results/serving.md
+
+The workloads are those of ``policies.py``, its held-out traces too (at most the first 12,500 requests of
+each), in the plain replay and at three loads. *light* and *near full* set the speed of the trace's clock so
+that what is busier, the prefills (as LRU leaves them in the plain replay) or the 64 places of running
+requests, would be busy for 30 % and for 90 % of the trace's time, *light* with the trace's own speed at
+most. Think times stay as they are, so that fast clocks mean many sessions at once. Small pools hold fewer
+than 64 requests: then requests wait for tokens at any load. *8 clients* have one request at a time each,
+and are never without one but for think times. It takes five minutes on one core; ``--rows`` keeps what is
+measured in a file, and a run that was cut off goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from _report import check, table
+from policies import FILES, HELD_OUT_FILES, MODEL, folder
+
+from costcache.deployment import Deployment
+from costcache.settings import Settings
+from costcache.sim.engine import Simulator
+from costcache.sim.serving import ServingSettings
+from costcache.sim.trace import Trace
+from costcache.sim.traces import load_trace
+from costcache.sim.workloads import WORKLOADS, generate
+
+POOLS = (2, 5, 10, 20)
+POLICIES = ("lru", "hazard")
+ALLOWED = 0.3
+PLACES = 64
+CLIENTS = 8
+LIGHT, NEAR_FULL = 0.3, 0.9
+LONGEST = 12_500
+"""Requests of a workload, at most; what comes later is left out."""
+
+
+class Server(NamedTuple):
+    """A load, and what the simulator needs to bring it."""
+
+    load: str
+    settings: ServingSettings | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload at one pool size and load: rates in %, and seconds, by policy."""
+
+    workload: str
+    pool: int
+    load: str
+    rate: float
+    requests: int
+    tokens: int
+    hits: dict[str, float]
+    ttft: dict[str, float]
+
+    @property
+    def gain(self) -> float:
+        """Points of hit rate over LRU."""
+        return self.hits["hazard"] - self.hits["lru"]
+
+
+def workloads(names: Sequence[str]) -> Iterator[tuple[str, Callable[[], Trace], int]]:
+    """Name, how to make it, and page size of each workload that is at hand."""
+    for name, (file, page) in {**FILES, **HELD_OUT_FILES}.items():
+        path = folder() / file
+        tokenizer = "words" if name in HELD_OUT_FILES and page == 16 else None
+        if name in names:
+            if path.is_file():
+                yield name, lambda path=path, tokenizer=tokenizer: load_trace(path, tokenizer=tokenizer), page
+            else:
+                print(f"{path} is missing: {name} is left out", file=sys.stderr)
+    for name in WORKLOADS:
+        if name in names:
+            yield name, lambda name=name: generate(name), 16
+
+
+def busy(simulator: Simulator, trace: Trace, tokens: int) -> float:
+    """Share of the time in which what is busier, prefills or places, is busy at the trace's own speed."""
+    lru = simulator.outcome(Settings(policy="lru"), tokens)
+    new = np.maximum(trace.input_tokens - lru.matched, 1)
+    prefills = simulator.prefill.seconds(new, lru.matched)
+    running = prefills.sum() + trace.output_tokens.sum() * ServingSettings().decode_seconds
+    seconds = float(trace.timestamps[-1] - trace.timestamps[0])
+    return max(float(prefills.sum()), float(running) / PLACES) / seconds
+
+
+def servers(simulator: Simulator, trace: Trace, tokens: int) -> Iterator[Server]:
+    """The loads of a cell; first of all none, that is the plain replay."""
+    yield Server("one at a time", None)
+    share = busy(simulator, trace, tokens)
+    for load, wanted in (("light", LIGHT), ("near full", NEAR_FULL)):
+        rate = float(f"{wanted / share:.3g}")
+        rate = min(rate, 1.0) if load == "light" else rate
+        yield Server(load, ServingSettings(concurrency=PLACES, rate=rate))
+    yield Server(f"{CLIENTS} clients", ServingSettings(concurrency=CLIENTS, load="clients"))
+
+
+class Kept:
+    """Rows of a run that was cut off, and those of this one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._rows: dict[tuple[str, int, str], Row] = {}
+        if path is not None and path.is_file():
+            for line in path.read_text().splitlines():
+                row = Row(**json.loads(line))
+                self._rows[row.workload, row.pool, row.load] = row
+
+    def find(self, name: str, percent: int, load: str) -> Row | None:
+        """The row of a cell."""
+        return self._rows.get((name, percent, load))
+
+    def add(self, row: Row) -> None:
+        """Keep a row."""
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+
+
+def measure(name: str, trace: Trace, page: int, pools: Sequence[int], kept: Kept) -> list[Row]:
+    """Replay one workload everywhere."""
+    simulator = Simulator(trace, MODEL, Deployment(page_size=page))
+    distinct = trace.distinct_pages(page)
+    rows = []
+    for percent in pools:
+        tokens = distinct * percent // 100 * page
+        if tokens < page:
+            continue
+        for load, serving in servers(simulator, trace, tokens):
+            row = kept.find(name, percent, load)
+            if row is None:
+                runs = {
+                    policy: simulator.run(Settings(policy=policy), tokens, serving=serving)
+                    for policy in POLICIES
+                }
+                row = Row(
+                    name,
+                    percent,
+                    load,
+                    1.0 if serving is None else serving.rate,
+                    len(trace),
+                    tokens,
+                    {policy: 100 * run.token_hit_rate for policy, run in runs.items()},
+                    {policy: run.ttft_mean for policy, run in runs.items()},
+                )
+                kept.add(row)
+                took = sum(run.seconds for run in runs.values())
+                where = f"{name} at {percent} %, {load} (rate {row.rate:g})"
+                print(f"{where}: {row.hits} {row.gain:+.2f}, {took:.1f} s", file=sys.stderr, flush=True)
+            rows.append(row)
+    return rows
+
+
+def show(rows: list[Row]) -> None:
+    """Print all tables in Markdown."""
+    command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
+    print(f"# Hit rates on a server\n\n    {command}\n")
+    print(
+        "Token hit rates of hazard in %, and points over LRU: in the plain replay, one request at a time, as "
+        "in [policies.md](policies.md); and on a server that is busy for 30 % (light) or 90 % (near full) of "
+        f"the time, or has {CLIENTS} clients. Pools in % of the distinct whole pages. Rates are speeds of "
+        "the trace's clock, light and near full; the script says how they are chosen.\n"
+    )
+    loads = list(dict.fromkeys(row.load for row in rows))
+    print("## Points over LRU\n")
+    lines = []
+    for load in loads:
+        gains = sorted((row for row in rows if row.load == load), key=lambda row: row.gain)
+        lines.append(
+            [
+                load,
+                f"{gains[0].gain:+.2f}",
+                f"{gains[0].workload} at {gains[0].pool} %",
+                f"{statistics.mean(row.gain for row in gains):+.2f}",
+                f"{gains[-1].gain:+.2f}",
+                str(len(gains)),
+                str(sum(row.gain < 0 for row in gains)),
+                str(sum(row.gain < -ALLOWED for row in gains)),
+            ]
+        )
+    headings = ["load", "worst", "where", "mean", "best", "cells", "under LRU", f"by over {ALLOWED}"]
+    table(headings, lines, 1)
+    print(f"## Cells that lose more than {ALLOWED} points\n")
+    lost = sorted((row for row in rows if row.gain < -ALLOWED), key=lambda row: row.gain)
+    if lost:
+        table(["workload", "pool", "load", "points"], [[*where(row), f"{row.gain:+.2f}"] for row in lost], 3)
+    else:
+        print("None.\n")
+    print("## All\n")
+    by_cell: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        by_cell.setdefault((row.workload, row.pool), []).append(row)
+    table(
+        ["workload", "requests", "pool", *loads, "rates"],
+        [
+            [
+                name,
+                f"{same[0].requests:,}",
+                f"{pool} %",
+                *(f"{row.hits['hazard']:.2f} {row.gain:+.2f}" for row in same),
+                ", ".join(f"{row.rate:g}" for row in same if row.load in ("light", "near full")),
+            ]
+            for (name, pool), same in by_cell.items()
+        ],
+    )
+
+
+def where(row: Row) -> list[str]:
+    """The cell of a row in words."""
+    return [row.workload, f"{row.pool} %", row.load]
+
+
+def main() -> None:
+    """Run all and print."""
+    parser = argparse.ArgumentParser(description="Hit rates of hazard and LRU on a server.")
+    every = [*FILES, *HELD_OUT_FILES, *(name for name in WORKLOADS if name != "random")]
+    parser.add_argument("--workloads", nargs="+", default=every, metavar="NAME", help=", ".join(every))
+    parser.add_argument("--pools", nargs="+", type=int, default=POOLS, metavar="PERCENT")
+    parser.add_argument("--rows", type=Path, default=None, metavar="FILE", help="go on from what is in it")
+    options = parser.parse_args()
+    unknown = set(options.workloads) - set(every)
+    if unknown:
+        parser.error(f"no workload {', '.join(sorted(unknown))}; choose from {', '.join(every)}")
+    kept = Kept(options.rows)
+    rows = []
+    for name, build, page in workloads(options.workloads):
+        trace = build()
+        trace = trace.take(np.arange(min(LONGEST, len(trace))))
+        rows += measure(name, trace, page, options.pools, kept)
+    check(bool(rows), "without any workload")
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()
