@@ -83,7 +83,8 @@ class AgeQueues(Generic[W]):
     """All runs. What is looked at for all of them at once is in columns, one row a run.
 
     Attributes:
-        current: By class and bin of age, the run that takes what begins now, if there is one.
+        current: The run that takes what begins now, if there is one: by class, and for what was not used
+            just now by its bin of age too.
         now: The time for which runs are ranked.
         first: Column: the earliest of a run's uses.
         last: Column: the latest.
@@ -98,7 +99,7 @@ class AgeQueues(Generic[W]):
         """
         import numpy as np
 
-        self.current: dict[tuple[int, int], Run[W]] = {}
+        self.current: dict[int | tuple[int, int], Run[W]] = {}
         self.now = 0.0
         self.first = array("d")
         self.last = array("d")

@@ -281,7 +281,6 @@ class Hazard(VictimOrder):
             tokens, run, span = piece.tokens, piece.run, piece.span
             if found and not piece.locked and span is not None and not span.gone and span is not oldest:
                 span.tokens -= tokens  # LRU has it too: the usual case of shadow.use
-                newest.locked += tokens
                 piece.span = newest
             else:
                 value = 1.0 if depths == 1 else self._worth.factors[self._depth(piece)]
@@ -404,10 +403,11 @@ class Hazard(VictimOrder):
             if place is None:
                 break  # the root, or an end that has been evicted
             moved = False
-            if not record.locks:
-                self._release(place)
+            free = not record.locks
             for piece in place.pieces:
                 group = piece.group
+                if free and piece.locked:
+                    self._release(piece)
                 if group == open_class:
                     if record.creator != number:
                         continue  # its own request is still running
@@ -428,12 +428,15 @@ class Hazard(VictimOrder):
         if self._asked and self._requests >= self._estimate_at:
             self._estimate()
 
-    def _release(self, place: Place) -> None:
-        """No request holds a node any more: LRU could evict it from now on."""
-        for piece in place.pieces:
-            if piece.locked and piece.span is not None:
-                piece.span = self._shadow.release(piece.span, piece.tokens)
-                piece.locked = False
+    def _release(self, piece: Piece) -> None:
+        """No request holds a piece any more: LRU could evict it from now on."""
+        piece.locked = False
+        span = piece.span
+        if span is not None:
+            if span.gone:
+                piece.span = self._shadow.release(span, piece.tokens)
+            else:
+                span.tokens += piece.tokens
 
     def _begin(self, piece: Piece, of_class: int) -> None:
         """The interval since a piece's last use counts for a class from now on.
@@ -444,7 +447,7 @@ class Hazard(VictimOrder):
         queues, now, tokens, table = self._queues, self._now, piece.tokens, self._table
         group = of_class if self._depths == 1 else of_class * self._depths + self._depth(piece)
         since = piece.since
-        key = group, 0 if since == now else age_bin(now - since)
+        key: int | tuple[int, int] = group if since == now else (group, age_bin(now - since))
         run = queues.current.get(key)
         if run is None:
             run = queues.current[key] = queues.begin(group, since)
@@ -530,8 +533,9 @@ class Hazard(VictimOrder):
             if place.until > requests:
                 self._wanted[place] = None
                 continue
-            self._release(place)
             for piece in place.pieces:
+                if piece.locked:
+                    self._release(piece)
                 if piece.run is None:
                     self._begin(piece, piece.group)
             run = place.pieces[-1].run

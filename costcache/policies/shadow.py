@@ -20,15 +20,14 @@ class Span:
     """Tokens that were last used in one stretch of time.
 
     Attributes:
-        tokens: How many of them could go.
-        locked: How many more could not, since a request that used them is running.
-        gone: LRU would have evicted those that could go by now.
+        tokens: How many of them may go: those that no running request holds.
+        gone: LRU would have evicted these by now.
     """
 
-    __slots__ = ("gone", "locked", "tokens")
+    __slots__ = ("gone", "tokens")
 
     def __init__(self) -> None:
-        self.tokens = self.locked = 0
+        self.tokens = 0
         self.gone = False
 
 
@@ -110,13 +109,10 @@ class ShadowLRU:
             elif kept < tokens:
                 self.gained += tokens - kept
                 self._request += (tokens - kept) * value
-        newest = self.newest
-        newest.locked += tokens
-        return newest
+        return self.newest
 
     def release(self, span: Span, tokens: int) -> Span:
         """The last request that held tokens has ended: they may go. Returns where they belong now."""
-        span.locked -= tokens
         if span.gone:
             span = self.oldest  # they are older than all that may go
         span.tokens += tokens
@@ -149,9 +145,8 @@ class ShadowLRU:
 
     def end_span(self) -> None:
         """What is used from now on is in a new span."""
-        if self.newest.tokens or self.newest.locked:
-            self.newest = Span()
-            self._spans.append(self.newest)
+        self.newest = Span()
+        self._spans.append(self.newest)
 
     def judge(self) -> bool:
         """Look at the evidence; returns whether the verdict has changed."""
