@@ -9,7 +9,7 @@ that what is busier, the prefills (as LRU leaves them in the plain replay) or th
 requests, would be busy for 30 % and for 90 % of the trace's time, *light* with the trace's own speed at
 most. Think times stay as they are, so that fast clocks mean many sessions at once. Small pools hold fewer
 than 64 requests: then requests wait for tokens at any load. *8 clients* have one request at a time each,
-and are never without one but for think times. It takes five minutes on one core; ``--rows`` keeps what is
+and are never without one but for think times. It takes six minutes on one core; ``--rows`` keeps what is
 measured in a file, and a run that was cut off goes on from there.
 """
 
