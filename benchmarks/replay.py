@@ -27,6 +27,7 @@ from costcache.model import ModelSpec
 from costcache.policies import BUILTIN
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
+from costcache.sim.sweep import Cell, outcomes
 from costcache.sim.trace import Trace
 from costcache.sim.traces import load_trace
 from costcache.sim.workloads import generate
@@ -102,6 +103,17 @@ def through_tree(
         report.add(f"{text}, {policy}", max(rates), WANTED_TREE, **more)
 
 
+def in_processes(trace: Trace, served: Deployment, report: Report) -> None:
+    """The default policy at many capacities, as a sweep over two processes does it, their start included."""
+    simulator, distinct = Simulator(trace, MODEL, served), trace.distinct_pages(served.page_size)
+    sizes = [served.page_size * max(1, distinct * (i + 1) // SWEEP) for i in range(SWEEP)]
+    cells = [Cell(Settings(policy="hazard"), f"{size}", size) for size in sizes]
+    started = perf_counter()
+    outcomes(simulator, cells, jobs=2)
+    rate = SWEEP * len(trace) / (perf_counter() - started)
+    report.add(f"hazard, {SWEEP} capacities over 2 processes", rate, WANTED_TREE)
+
+
 def main() -> None:
     """Run all and print."""
     parser = argparse.ArgumentParser(description="Requests per second of a replay.")
@@ -127,6 +139,7 @@ def main() -> None:
     report = Report(f"Replay of {what}, best of {options.repeats}", "requests/s", higher_is_better=True)
     if not options.policies:
         by_pages(trace, served, report, options.repeats)
+        in_processes(trace, served, report)
     for text in CAPACITIES:
         size = parse_capacity(text).tokens(distinct_pages=distinct, page_size=served.page_size, token_bytes=1)
         through_tree(
