@@ -146,6 +146,7 @@ class Hazard(VictimOrder):
         self._memory = settings.memory
         self._table = LifeTable(LEVELS, settings.strength, 0.02)
         self._classes = Classes(self._table)
+        self._by_uses = self._classes.by_uses
         self._worth = Worth(cost if settings.objective == "flops" else None)
         self._depths = self._worth.depths
         self._queues: AgeQueues[Place] = AgeQueues(self._worth)
@@ -212,7 +213,8 @@ class Hazard(VictimOrder):
                 pieces.append(piece)
                 break
             back, behind = split_at(back, end)
-            self._use(back, now, found=False)
+            for piece in back:
+                self._use(piece, now, 0, found=False)
             pieces += back
             at = back[-1].end
             gone, back = behind, []
@@ -233,75 +235,53 @@ class Hazard(VictimOrder):
 
     def _catch_up(self) -> None:
         """Do what the uses up to now left to be done; whatever else happens, this comes first."""
-        marked, used = self._marked, self._used
+        used = self._used
         self._used = []
-        pieces: list[Piece] = []  # used at once, by one request
-        held: list[Piece] = []  # what others that are running hold of it
-        several: list[Place] = []
-        time = self._now
         for place, now, depth, end, locks in used:
-            if not depth or now != time:
-                if held:
-                    self._use(held, time, held=True)
-                    held = []
-                if pieces:
-                    self._use(pieces, time)
-                    pieces = []
-                time = now
-                if now > self._now:  # noqa: PLR1730 # max is a call
-                    self._now = now
-                if not depth:
-                    self._requests += 1
-                    self._shadow.end_request()
-            own = place.pieces
-            last = own[-1]
+            if now > self._now:  # noqa: PLR1730 # max is a call
+                self._now = now
+            if not depth:
+                self._requests += 1
+                self._shadow.end_request()
+            pieces = place.pieces
+            last = pieces[-1]
             if last.start + last.tokens > end:
                 self._cut_off(place, [last.cut(end)])
-            if last is not own[0]:
-                several.append(place)
-            if locks:
-                held += own
-            else:
-                pieces += own
+            for piece in pieces:
+                self._use(piece, now, locks)
+            if last is not pieces[0]:
+                place.pieces = join(pieces)
             place.until = 0
             if not place.marked and not place.record.live_children:
                 place.marked = True
-                marked.append(place)
-        if held:
-            self._use(held, time, held=True)
-        self._use(pieces, time)
-        for place in several:
-            place.pieces = join(place.pieces)
+                self._marked.append(place)
 
-    def _use(self, pieces: list[Piece], now: float, *, found: bool = True, held: bool = False) -> None:
-        """Pieces are used: their intervals end. The next ones get their classes when the request ends."""
-        depths, shadow, risk, used = self._depths, self._shadow, self._risk, self._table.used
-        oldest, newest, classes, by_uses = shadow.oldest, shadow.newest, self._classes, self._classes.by_uses
-        for piece in pieces:
-            tokens, run, span = piece.tokens, piece.run, piece.span
-            if found and not piece.locked and span is not None and not span.gone and span is not oldest:
-                span.tokens -= tokens  # LRU has it too: the usual case of shadow.use
-                piece.span = newest
-            else:
-                value = 1.0 if depths == 1 else self._worth.factors[self._depth(piece)]
-                released = not piece.locked
-                piece.span = shadow.use(span, tokens, found, value, released=released, held=held)
-            piece.locked = True
-            if run is None:  # the request before this one has not ended
-                group = piece.group
-            else:
-                if run.into is not None:
-                    run = run.whole()
-                group = run.group if depths == 1 else run.group // depths
-                risk[run.slot] -= tokens
-                piece.run = None
-            used[group * BINS + bisect_right(ENDS, now - piece.since)] += tokens
-            hits = piece.hits
-            piece.hits = hits + 1
-            piece.since = now
-            interval = (now - piece.first) / hits
-            number = by_uses[hits.bit_length()][bisect_right(SPANS, interval)]
-            piece.group = number if number >= 0 else classes.reused(hits + 1, interval)
+    def _use(self, piece: Piece, now: float, locks: int, *, found: bool = True) -> None:
+        """A piece is used: its interval ends. The next one gets its class when the request ends."""
+        tokens, run, span, shadow = piece.tokens, piece.run, piece.span, self._shadow
+        if found and not piece.locked and span is not None and not span.gone and span is not shadow.oldest:
+            span.tokens -= tokens  # LRU has it too: the usual case of shadow.use
+            piece.span = shadow.newest
+        else:
+            value = 1.0 if self._depths == 1 else self._worth.factors[self._depth(piece)]
+            released = not piece.locked
+            piece.span = shadow.use(span, tokens, found, value, released=released, held=locks > 0)
+        piece.locked = True
+        if run is None:  # the request before this one has not ended
+            group = piece.group
+        else:
+            if run.into is not None:
+                run = run.whole()
+            group = run.group if self._depths == 1 else run.group // self._depths
+            self._risk[run.slot] -= tokens
+            piece.run = None
+        self._table.used[group * BINS + bisect_right(ENDS, now - piece.since)] += tokens
+        hits = piece.hits
+        piece.hits = hits + 1
+        piece.since = now
+        interval = (now - piece.first) / hits
+        number = self._by_uses[hits.bit_length()][bisect_right(SPANS, interval)]
+        piece.group = number if number >= 0 else self._classes.reused(hits + 1, interval)
 
     def refresh(self, record: NodeRecord) -> None:
         if self._used:
