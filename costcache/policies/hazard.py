@@ -20,7 +20,7 @@ from costcache.policies.outcomes import LEVELS, SPANS, Classes
 from costcache.policies.pieces import Piece, Place, join, split_at
 from costcache.policies.shadow import ShadowLRU
 from costcache.policies.spec import PolicySpec
-from costcache.policies.survival import BINS, ENDS, Estimate, LifeTable, age_bin, edges
+from costcache.policies.survival import BINS, ENDS, Estimate, LifeTable, added, age_bin, edges
 from costcache.policies.tables import load_tables, read_tables
 from costcache.policies.worth import Worth
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim, tuple_maker
@@ -376,7 +376,6 @@ class Hazard(VictimOrder):
                 made += last.tokens
             record = record.parent
         outcome = classes.outcome(info)
-        begin = self._begin
         record = request.end
         while record is not None:
             place: Place | None = record.data
@@ -398,7 +397,7 @@ class Hazard(VictimOrder):
                     group = classes.after(group, outcome)
                 else:
                     continue
-                begin(piece, group)
+                self._begin(piece, group)
                 moved = True
             if moved and place.stamp:
                 self._mark(place)
@@ -415,7 +414,7 @@ class Hazard(VictimOrder):
         if span is not None:
             if span.gone:
                 piece.span = self._shadow.release(span, piece.tokens)
-            else:
+            else:  # the usual case of shadow.release
                 span.tokens += piece.tokens
 
     def _begin(self, piece: Piece, of_class: int) -> None:
@@ -559,7 +558,7 @@ class Hazard(VictimOrder):
         classes = len(self._table)
         at = np.clip(np.searchsorted(edges(), ages, side="right") - 1, 0, BINS - 1)
         at = at * classes + groups // self._depths
-        living = np.bincount(at, risks, BINS * classes).astype(float, copy=False).reshape(BINS, classes)
+        living = added(at, risks, (BINS, classes))
         self._estimated = self._table.estimate(living, now - self._began)
         self._worth.learn(self._estimated, groups // self._depths, 2.0 * (now - self._began))
         self._rank()

@@ -62,9 +62,8 @@ class HazardExplained:
 
     def against_lru(self) -> Verdict:
         """How the order stands against LRU."""
-        self._order._catch_up()
-        shadow = self._order._shadow
-        return Verdict(shadow.gained, shadow.lost, shadow.behind)
+        gained, lost, _ = self._order.against_lru()
+        return Verdict(gained, lost, self._order._shadow.behind)
 
     def tables(self) -> str:
         """What was learned, as the text of a file that the setting ``tables`` takes."""

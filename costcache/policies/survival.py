@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["BINS", "ENDS", "Estimate", "LifeTable", "age_bin", "edges", "index", "survival"]
+__all__ = ["BINS", "ENDS", "Estimate", "LifeTable", "added", "age_bin", "edges", "index", "survival"]
 
 BINS = 64
 """Bins of age: the first from 0, each further one √2 times as wide as the one before it."""
@@ -41,6 +41,17 @@ def edges() -> NDArray[np.float64]:
     starts[0] = 0.0
     starts.setflags(write=False)
     return starts
+
+
+def added(
+    cells: NDArray[np.int64], amounts: NDArray[np.float64], shape: tuple[int, int]
+) -> NDArray[np.float64]:
+    """Amounts added up by cell of a table, float64 of ``shape``; cells are counted row by row."""
+    import numpy as np
+
+    rows, columns = shape
+    sums = np.bincount(cells, amounts, rows * columns)
+    return sums.astype(float, copy=False).reshape(shape)  # of no cells at all it counts in whole numbers
 
 
 def survival(
@@ -318,23 +329,10 @@ class _Kinship:
         Added up in the order of the classes, and so to the same sum on every machine; a product of matrices
         would not be, and would wake threads for it.
         """
-        import numpy as np
-
-        families = self._shape[1] + 1
-        found: NDArray[np.float64] = np.bincount(self._at_family, tokens.ravel(), BINS * families).astype(
-            float, copy=False
-        )
-        found = found.reshape(BINS, families)
+        found = added(self._at_family, tokens.ravel(), (BINS, self._shape[1] + 1))
         found.sum(axis=1, out=found[:, -1])
         return found
 
     def by_scale(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Tokens by bin of age in units of the scale and by family, from those by bin and class."""
-        import numpy as np
-
-        rows, families = self._shape
-        own = tokens[:, self._scaled].ravel()
-        found: NDArray[np.float64] = np.bincount(self._at_scaled, own, rows * families).astype(
-            float, copy=False
-        )
-        return found.reshape(rows, families)
+        return added(self._at_scaled, tokens[:, self._scaled].ravel(), self._shape)
