@@ -20,7 +20,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -106,15 +106,22 @@ class Row:
         return 100 * self.gain(policy) / room if room > 0.05 else float("nan")
 
 
+def recorded(
+    files: Mapping[str, tuple[str, int]], tokenizer: str | None = None
+) -> Iterator[tuple[str, Callable[[], Trace], int]]:
+    """Name, how to read it, and page size of each of these files that is at hand; texts by a tokenizer."""
+    for name, (file, page) in files.items():
+        path = folder() / file
+        if path.is_file():
+            by = tokenizer if page == 16 else None
+            yield name, lambda path=path, by=by: load_trace(path, tokenizer=by), page
+        else:
+            print(f"{path} is missing: {name} is left out", file=sys.stderr)
+
+
 def workloads(names: Sequence[str]) -> Iterator[tuple[str, Callable[[], Trace], int]]:
     """Name, how to make it, and page size of each workload that is at hand."""
-    for name, (file, page) in FILES.items():
-        if name in names:
-            path = folder() / file
-            if path.is_file():
-                yield name, lambda path=path: load_trace(path), page
-            else:
-                print(f"{path} is missing: {name} is left out", file=sys.stderr)
+    yield from recorded({name: file for name, file in FILES.items() if name in names})
     for name in WORKLOADS:
         if name in names and name != "random":  # nothing in it is shared: all policies find nothing
             yield name, lambda name=name: generate(name), 16
@@ -125,13 +132,7 @@ def workloads(names: Sequence[str]) -> Iterator[tuple[str, Callable[[], Trace], 
 
 def held_out() -> Iterator[tuple[str, Callable[[], Trace], int]]:
     """Name, how to make it, and page size of each workload that was not looked at before."""
-    for name, (file, page) in HELD_OUT_FILES.items():
-        path = folder() / file
-        tokenizer = "words" if page == 16 else None
-        if path.is_file():
-            yield name, lambda path=path, tokenizer=tokenizer: load_trace(path, tokenizer=tokenizer), page
-        else:
-            print(f"{path} is missing: {name} is left out", file=sys.stderr)
+    yield from recorded(HELD_OUT_FILES, "words")
     for name, workload in WORKLOADS.items():
         if name != "random":
             settings = workload.settings(seed=HELD_OUT_SEED)

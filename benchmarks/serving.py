@@ -26,14 +26,13 @@ from typing import NamedTuple
 
 import numpy as np
 from _report import check, table
-from policies import FILES, HELD_OUT_FILES, MODEL, folder
+from policies import FILES, HELD_OUT_FILES, MODEL, recorded
 
 from costcache.deployment import Deployment
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.serving import ServingSettings
 from costcache.sim.trace import Trace
-from costcache.sim.traces import load_trace
 from costcache.sim.workloads import WORKLOADS, generate
 
 POOLS = (2, 5, 10, 20)
@@ -74,14 +73,8 @@ class Row:
 
 def workloads(names: Sequence[str]) -> Iterator[tuple[str, Callable[[], Trace], int]]:
     """Name, how to make it, and page size of each workload that is at hand."""
-    for name, (file, page) in {**FILES, **HELD_OUT_FILES}.items():
-        path = folder() / file
-        tokenizer = "words" if name in HELD_OUT_FILES and page == 16 else None
-        if name in names:
-            if path.is_file():
-                yield name, lambda path=path, tokenizer=tokenizer: load_trace(path, tokenizer=tokenizer), page
-            else:
-                print(f"{path} is missing: {name} is left out", file=sys.stderr)
+    for files, tokenizer in ((FILES, None), (HELD_OUT_FILES, "words")):
+        yield from recorded({name: file for name, file in files.items() if name in names}, tokenizer)
     for name in WORKLOADS:
         if name in names:
             yield name, lambda name=name: generate(name), 16

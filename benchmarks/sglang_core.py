@@ -280,13 +280,12 @@ class Line:
         return run
 
 
-def served(page_size: int, tokens: int, nodes: int, turns: int, repeats: int) -> Row:
-    """Requests from start to end through the functions that SGLang's scheduler calls, without the model."""
-    from tests.sglang.pools import Shape
+def serving(cache: Any, shape: Any) -> Any:
+    """A server of the tests over a cache, without what a forward pass would write and the checks of it."""
     from tests.sglang.serving import Server
 
     class Serving(Server):
-        """Leaves out what a forward pass would write, and the tests' checks of it."""
+        """Computes nothing."""
 
         def verify(self, slots: Any, tokens: Any) -> None:
             """Nothing."""
@@ -294,13 +293,20 @@ def served(page_size: int, tokens: int, nodes: int, turns: int, repeats: int) ->
         def _write(self, slots: Any, tokens: Any) -> None:
             pass
 
+    return Serving(cache, shape)
+
+
+def served(page_size: int, tokens: int, nodes: int, turns: int, repeats: int) -> Row:
+    """Requests from start to end through the functions that SGLang's scheduler calls, without the model."""
+    from tests.sglang.pools import Shape
+
     row = Row(f"request as served, {tokens:,} tokens on {nodes} nodes and {LEAF} new, page {page_size}")
     names = [name for name in CACHES if name != "radix"]
     room = turns * repeats
     servers = {}
     for name in names:
         line = Line(name, page_size, tokens, nodes, room)
-        servers[name] = Serving(line.cache, Shape("mha", page_size, tokens=tokens))
+        servers[name] = serving(line.cache, Shape("mha", page_size, tokens=tokens))
         prefix = line.tokens[: line.end]
         row.turns[name] = []
     gc.collect()

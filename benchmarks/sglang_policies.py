@@ -98,24 +98,14 @@ class Served:
 def servers(policies: list[str], page_size: int, slots: int) -> dict[str, Served]:
     """A server for each cache."""
     from tests.sglang.pools import Shape, cost_cache, stock_cache
-    from tests.sglang.serving import Server
-
-    class Serving(Server):
-        """Leaves out what a forward pass would write, and the tests' checks of it."""
-
-        def verify(self, slots: Any, tokens: Any) -> None:
-            """Nothing."""
-
-        def _write(self, slots: Any, tokens: Any) -> None:
-            pass
 
     def shape(core: str) -> Any:
         return Shape("mha", page_size, tokens=slots, core=core)
 
-    made = {STOCK: Served(Serving(stock_cache(shape("rust")), shape("rust")))}
+    made = {STOCK: Served(sglang_core.serving(stock_cache(shape("rust")), shape("rust")))}
     for policy in policies:
         python = shape("python")
-        made[policy] = Served(Serving(cost_cache(python, policy=policy), python))
+        made[policy] = Served(sglang_core.serving(cost_cache(python, policy=policy), python))
     return made
 
 
