@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 
+from costcache._version import described
+
 __all__ = ["Figure", "Report", "calibrate", "check", "load", "table"]
 
 
@@ -110,7 +112,7 @@ class Report:
         return statistics.median(self._calibrations)
 
     def machine(self) -> dict[str, object]:
-        """Processor, Python, load and calibration."""
+        """Build, processor, Python, load and calibration."""
         cpuinfo = Path("/proc/cpuinfo")
         lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
         models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -118,6 +120,7 @@ class Report:
             "processor": models[0] if models else platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
+            "costcache": described(),
             "load_before": self._load,
             "load_after": load(),
             "calibration_us": self.calibration,
@@ -156,7 +159,8 @@ class Report:
         about = self.machine()
         busy = self._load >= BUSY or load() >= 1 + BUSY  # at the end the benchmark itself makes 1
         return (
-            f"{about['processor']}, {about['cores']} cores, Python {about['python']}; "
+            f"costcache {about['costcache']}; {about['processor']}, {about['cores']} cores, "
+            f"Python {about['python']}; "
             f"load {self._load:.2f} at the start and {load():.2f} at the end; "
             f"calibration loop {self.calibration:.1f} µs, from {min(self._calibrations):.1f} to "
             f"{max(self._calibrations):.1f}"

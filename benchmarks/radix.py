@@ -24,7 +24,7 @@ import numpy as np
 from _report import Report, check
 from numpy.typing import NDArray
 
-from costcache import RadixCache
+from costcache import RadixCache, Victim, VictimOrder
 from costcache.policies import BUILTIN
 
 MODEL = "deepseek-v3"
@@ -56,6 +56,17 @@ def noting(call: Callable[..., Any], times: list[int], *, to_last: bool = False)
         return answer
 
     return timed_call
+
+
+class Timed(VictimOrder):
+    """An order that is asked for victims through a call that notes its time."""
+
+    def __init__(self, next_victim: Callable[[str], Victim | None]) -> None:
+        self._next_victim = next_victim
+
+    def next_victim(self, pool: str) -> Victim | None:
+        """Ask."""
+        return self._next_victim(pool)
 
 
 def path_of(nodes: int, tokens: int, page_size: int) -> tuple[RadixCache, Tokens]:
@@ -172,7 +183,7 @@ def evict_between_requests(report: Report, policy: str, leaves: int, page_size: 
         guard.use = noting(guard.use, by_order["touch"])
     if guard.touch is not None:
         guard.touch = noting(guard.touch, by_order["touch"], to_last=guard.use is not None)
-    guard.order.next_victim = noting(guard.order.next_victim, by_order["victim"])  # type: ignore[method-assign] # to time it
+    guard.order = Timed(noting(guard.order.next_victim, by_order["victim"]))
     for number in range(leaves):
         add(number)
     for _ in range(leaves // 2):

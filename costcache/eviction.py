@@ -261,8 +261,10 @@ class EvictionPipeline:
             return 0
         if type(share) is float and share == 0.0:
             return 0  # the usual answer
-        if isinstance(share, (float, int)) and share is not True and 0 <= share < 1:
-            return math.ceil(share * state.capacity)
+        if isinstance(share, int) and not share:
+            return 0
+        if isinstance(share, float) and 0.0 <= (plain := float(share)) < 1.0:  # numpy's are floats, too
+            return math.ceil(plain * state.capacity)
         self._replaced(
             "free_target", f"answered {reprlib.repr(share)}, not a share from 0.0 to below 1.0", "0"
         )

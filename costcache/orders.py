@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from costcache.explained import Explained
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim, tuple_maker
 
@@ -21,6 +23,7 @@ _DELETE = Action.DELETE
 _victim = tuple_maker(Victim)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class VictimOrder:
     """Base of every order: takes the events of a cache and names victims.
 
@@ -98,6 +101,7 @@ class VictimOrder:
         return None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class KeyedOrder(VictimOrder):
     """An order given by a key: the unlocked leaf with the lowest ``key(record)`` goes first.
 
@@ -121,9 +125,10 @@ class KeyedOrder(VictimOrder):
     def __init__(self) -> None:
         # A record has one valid entry at most: the one whose key is in record.data. Entries that come in
         # ascending order, under LRU almost all, stand in a line; the others are in a heap. The lowest of both
-        # is next. A line costs no comparisons of entries all over the memory, as a heap does.
-        self._line: deque[tuple[Any, int, NodeRecord]] = deque()
-        self._heap: list[tuple[Any, int, NodeRecord]] = []
+        # is next. A line costs no comparisons of entries all over the memory, as a heap does. An entry, (key,
+        # serial, record), is Any since to compare two gives what their keys give: numpy's give no bool.
+        self._line: deque[Any] = deque()
+        self._heap: list[Any] = []
         self._queued = 0
         self._named: NodeRecord | None = None
         if not self.rises:
@@ -216,7 +221,7 @@ class KeyedOrder(VictimOrder):
 
     def _put(self, record: NodeRecord, key: Any) -> None:
         record.data = key
-        entry = (key, record.serial, record)
+        entry: Any = (key, record.serial, record)
         line, heap = self._line, self._heap
         if not line or line[-1] < entry:
             line.append(entry)
@@ -232,7 +237,9 @@ class KeyedOrder(VictimOrder):
 
 def overridden(order: VictimOrder, event: str) -> Callable[..., None] | None:
     """The order's handler of ``event``, or None where it is the base class's empty one."""
-    handler: Callable[..., None] = getattr(order, event)
-    if getattr(handler, "__func__", None) is getattr(VictimOrder, event):
+    # Of a compiled class there are no functions to compare, and its objects need not have a __dict__.
+    inherited = getattr(type(order), event) is getattr(VictimOrder, event)
+    if inherited and event not in getattr(order, "__dict__", ()):
         return None
+    handler: Callable[..., None] = getattr(order, event)
     return handler

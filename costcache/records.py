@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, SupportsFloat, TypeVar
+
+from mypy_extensions import mypyc_attr
 
 __all__ = [
     "Action",
@@ -47,26 +49,27 @@ class Clock:
     Attributes:
         requests: How many requests have begun.
         accesses: How many walks of the tree have happened; orders recency.
-        now: The reading that orders use: stream seconds, a float, once :meth:`advance` has been
-            called; the count of requests, an int, until then.
+        now: The reading that orders use: stream seconds once :meth:`advance` has been called; the count of
+            requests until then.
+        in_seconds: Whether it has been.
     """
 
-    __slots__ = ("_seconds", "accesses", "now", "requests")
+    __slots__ = ("accesses", "in_seconds", "now", "requests")
 
     def __init__(self) -> None:
         self.requests = 0
         self.accesses = 0
-        self.now: float = 0
-        self._seconds = False
+        self.now = 0.0
+        self.in_seconds = False
 
     def begin(self) -> int:
         """Count one more request and return its number, from 1."""
         self.requests += 1
-        if not self._seconds:
-            self.now = self.requests
+        if not self.in_seconds:
+            self.now = float(self.requests)
         return self.requests
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: SupportsFloat) -> None:
         """Set the stream clock, in seconds; a reading older than the last one is ignored.
 
         Raises:
@@ -74,11 +77,13 @@ class Clock:
         """
         if not math.isfinite(seconds):
             raise ValueError(f"seconds is {seconds!r}: give a finite number")
-        if not self._seconds or seconds > self.now:
-            self.now = float(seconds)
-        self._seconds = True
+        reading = float(seconds)
+        if not self.in_seconds or reading > self.now:
+            self.now = reading
+        self.in_seconds = True
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class State:
     """A checkpoint of a recurrent state, at the end of a node: where a request can go on.
 
@@ -101,6 +106,7 @@ class State:
         self.recency = self.created = clock.accesses
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class NodeRecord:
     """The facts of one tree node that an eviction order may use.
 
@@ -143,13 +149,13 @@ class NodeRecord:
         "uses",
     )
 
-    def __init__(self, serial: int, parent: NodeRecord | None, tokens: int, depth: int) -> None:
+    def __init__(self, serial: int, parent: Self | None, tokens: int, depth: int) -> None:
         self.serial = serial
-        self.parent = parent
+        self.parent: Self | None = parent
         self.tokens = tokens
         self.depth = depth
         self.uses = 0
-        self.last_use: float = 0
+        self.last_use = 0.0
         self.recency = 0
         self.created = 0
         self.creator = 0
@@ -295,17 +301,19 @@ class RequestRecord:
     Attributes:
         number: The request's number in the stream, from 1.
         began: Clock reading at its start.
+        in_seconds: The clock reads stream seconds, and not the count of requests.
         end: Record of the deepest node that it used or made.
         counted: Tokens of its prefix whose nodes have already counted this request's use.
         matched: Tokens that its first match found.
         oversized: True once it was longer than the whole pool.
     """
 
-    __slots__ = ("began", "counted", "end", "matched", "number", "oversized")
+    __slots__ = ("began", "counted", "end", "in_seconds", "matched", "number", "oversized")
 
-    def __init__(self, number: int, began: float) -> None:
+    def __init__(self, number: int, began: float, in_seconds: bool = False) -> None:
         self.number = number
         self.began = began
+        self.in_seconds = in_seconds
         self.end: NodeRecord | None = None
         self.counted = 0
         self.matched = 0

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from costcache._version import described
+
 REPO = Path(__file__).resolve().parent.parent
 
 # No deadlines: what is slow on a busy machine is not wrong.
@@ -23,6 +25,14 @@ settings.register_profile(
 )
 settings.register_profile("thorough", deadline=None, max_examples=2000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+
+def pytest_report_header() -> str:
+    """Say what is tested, and refuse anything else than what is asked for."""
+    wanted = os.environ.get("COSTCACHE_TESTED")
+    if wanted and f"({wanted})" not in described():
+        raise pytest.UsageError(f"COSTCACHE_TESTED is {wanted!r}, and what is installed is {described()}")
+    return f"costcache {described()}"
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from costcache._version import __version__
+from costcache._version import described
 from costcache.errors import CostcacheError
 
 __all__ = ["cli", "main"]
@@ -52,7 +52,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="costcache")
+@click.version_option(described(), prog_name="costcache")
 def cli() -> None:
     """Decide by cost what an LLM server keeps in its prefix (KV) cache."""
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from costcache.policies.hazard import Hazard
+    from costcache.policies.hazard_order import Hazard
     from costcache.policies.hazard_states import HazardStates
     from costcache.records import NodeRecord
 
@@ -27,7 +27,7 @@ _USES = ("", "used 2 times", "used 3+ times", "used 5+ times")
 
 
 class HazardExplained:
-    """Classes of tokens of :class:`~costcache.policies.hazard.Hazard`."""
+    """Classes of tokens of :class:`~costcache.policies.hazard_order.Hazard`."""
 
     unit: Literal["tokens", "states"] = "tokens"
 

@@ -20,7 +20,7 @@ from costcache.policies.survival import BINS, age_bin
 from costcache.records import RequestInfo
 
 if TYPE_CHECKING:
-    from costcache.policies.hazard import Hazard
+    from costcache.policies.hazard_order import Hazard
     from costcache.policies.outcomes import Classes
     from costcache.policies.survival import LifeTable
 
@@ -231,12 +231,11 @@ def tables_of(order: Hazard) -> Tables:
                 lost=_short(lost[row]),
             )
         )
-    watched = max(0.0, now - order._began)
-    counts = isinstance(now, int)
+    watched, clock = max(0.0, now - order._began), order._clock or "requests"
     return Tables(
-        clock="requests" if counts else "seconds",
+        clock=clock,
         watched=watched,
-        seconds_per_request=None if counts or not requests or not watched else watched / requests,
+        seconds_per_request=watched / requests if clock == "seconds" and requests and watched else None,
         tokens=table.tokens,
         squares=table.squares,
         classes=classes,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from costcache.policies.survival import BINS, FIRST, age_bin, edges, index
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -44,7 +46,7 @@ class Worth:
 
         self._steps = [] if cost is None else depth_steps(cost)
         self.depths = len(self._steps) + 1
-        self.factors = [2.0 ** (depth / 2) for depth in range(self.depths)]
+        self.factors: list[float] = [2.0 ** (depth / 2) for depth in range(self.depths)]
         self.behind = False
         self._estimate: Estimate | None = None
         self._take(1.0 / np.arange(1.0, BINS + 2)[:, None], np.zeros(1, np.int64), 1)
@@ -75,12 +77,14 @@ class Worth:
         self._worth = worth
         self._last = len(worth) - 1
         self._rises = worth[1:] - worth[:-1]
-        self._cells = worth.data  # reads one number several times as fast as the array
+        # Row by row; reads one number several times as fast as the array.
+        self._cells: memoryview[float] = worth.ravel().data.cast("B").cast("d")
+        self._width: int = worth.shape[1]
         column = np.full(of + 1, -1)
         column[classes] = np.arange(len(classes))
         column[of] = column[0]  # of newer classes
         self._column = column
-        self._columns = column[:of].tolist()
+        self._columns: list[int] = column[:of].tolist()
 
     def _complete(self) -> None:
         """Work out the classes and ages that were left out."""
@@ -116,12 +120,13 @@ class Worth:
         if column < 0 or (at >= self._last and self._last < BINS):
             self._complete()
             column = self._columns[group if group < len(self._columns) else 0]
-        cells = self._cells
+        cells, width = self._cells, self._width
         if at >= BINS:
-            return cells[BINS, column] * factor
+            return cells[BINS * width + column] * factor
         low = int(at)
-        value = cells[low, column]
-        return (value + (cells[low + 1, column] - value) * (at - low)) * factor
+        cell = low * width + column
+        value = cells[cell]
+        return (value + (cells[cell + width] - value) * (at - low)) * factor
 
     def of(self, group: NDArray[np.int64], ages: NDArray[np.float64]) -> NDArray[np.float64]:
         """The same for many, of shape [groups] all."""
@@ -141,7 +146,7 @@ class Worth:
             self._complete()
             column = self._column.take(group, mode="clip")
         at -= low
-        low *= self._worth.shape[1]
+        low *= self._width
         low += column  # cells now, row by row
         at *= self._rises.take(low)
         at += self._worth.take(low)
@@ -152,13 +157,14 @@ class Worth:
 
 def depth_steps(cost: CostModel) -> list[int]:
     """Depths in tokens from which a token costs √2, 2, 2√2, ... times as many FLOPs as the first one."""
-    first = cost.recompute_flops(0, 1)
+    flops: Callable[[int, int], float] = cost.recompute_flops  # a plugin's may be fractions
+    first = flops(0, 1)
     steps: list[int] = []
     for step in range(1, _DEPTHS):
         low, high = 0, 1 << 24
         while low < high:
             middle = (low + high) // 2
-            if cost.recompute_flops(middle, middle + 1) >= first * 2.0 ** (step / 2 - 0.25):
+            if flops(middle, middle + 1) >= first * 2.0 ** (step / 2 - 0.25):
                 high = middle
             else:
                 low = middle + 1

@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from mypy_extensions import mypyc_attr
+
 from costcache.records import NodeRecord
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Node", "Root"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Node(NodeRecord):
     """One edge of the tree: whole pages of a prefix that their requests share.
 
@@ -30,8 +33,6 @@ class Node(NodeRecord):
     """
 
     __slots__ = ("checksum", "children", "edge", "hashes", "holds", "key", "slots")
-
-    parent: Node | None
 
     def __init__(
         self,

@@ -6,7 +6,9 @@ handed out with each eviction.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from mypy_extensions import mypyc_attr
 
 from costcache.deployment import Deployment
 from costcache.eviction import LOCKED, NOT_A_LEAF, Eviction, EvictionHost, EvictionPipeline
@@ -32,6 +34,7 @@ _DELETE = Action.DELETE
 _pool_state = tuple_maker(PoolState)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixStore:
     """A tree, its policy and its pool's counts.
 
@@ -91,7 +94,9 @@ class PrefixStore:
             "off": 0,
         }[settings.trim]
         pool_settings = architecture.pool_settings(settings)
-        free_target, adjust = architecture.free_target, architecture.adjust_eviction_count
+        # What a plugin answers is the pipeline's to check.
+        free_target: Callable[..., Any] = architecture.free_target
+        adjust: Callable[..., Any] = architecture.adjust_eviction_count
         self._free_target = lambda pool: free_target(model, pool, pool_settings)
         self._adjust = lambda pool, requested: adjust(model, pool, requested, pool_settings)
         self._make_guard()
@@ -187,7 +192,7 @@ class PrefixStore:
     def request(self) -> RequestRecord:
         """Begin a request."""
         clock = self.tree.clock
-        return RequestRecord(clock.begin(), clock.now)
+        return RequestRecord(clock.begin(), clock.now, clock.in_seconds)
 
     def reset(self) -> None:
         """Forget all nodes and start the policy afresh."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from mypy_extensions import mypyc_attr
+
 from costcache.radix.node import Node, Root
 from costcache.records import Clock, NodeRecord, RequestRecord
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["RadixTree", "shared_pages"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RadixTree:
     """A forest of path-compressed prefix trees, one root per namespace.
 

@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
     register_tree_core_backend,
 )
 
+from costcache._version import described
 from costcache.deployment import Deployment, KVDtype
 from costcache.errors import SettingsError
 from costcache.model import ModelSpec
@@ -169,7 +170,8 @@ def build(
             "them whole: no trimming and no headroom"
         )
     logger.info(
-        "costcache: plugin %r (specificity %d) for %s, policy %r, %s core (%s), %s, class %s",
+        "costcache %s: plugin %r (specificity %d) for %s, policy %r, %s core (%s), %s, class %s",
+        described(),
         architecture.name,
         architecture.specificity,
         model.architecture,

@@ -129,7 +129,7 @@ class Pools:
 
 def _elsewhere(request: RequestRecord) -> RequestRecord:
     """A request as another tier's order knows it: what it made has records of another order."""
-    seen = RequestRecord(request.number, request.began)
+    seen = RequestRecord(request.number, request.began, request.in_seconds)
     seen.matched = request.matched
     return seen
 

@@ -51,7 +51,7 @@ def replay_states(
             if future is not None:
                 future.request = i
             clock.advance(times[i])
-            request = RequestRecord(clock.begin(), clock.now)
+            request = RequestRecord(clock.begin(), clock.now, clock.in_seconds)
             node = tree.match(tree.root(()), key, request)
             usable = tree.usable(node)
             found = request.matched = usable.depth + usable.tokens

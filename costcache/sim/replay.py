@@ -56,7 +56,7 @@ def replay(
         for i, view in numbered(keys, len(keys), progress):
             key = bytes(view)  # slices of bytes are cheaper than slices of a view
             clock.advance(times[i])
-            request = RequestRecord(begin(), clock.now)
+            request = RequestRecord(begin(), clock.now, clock.in_seconds)
             node = match(root_of(namespace), key, request)
             found = request.matched = node.depth + node.tokens
             matched.append(found)

@@ -215,7 +215,7 @@ class _Server:
         clock.advance(max(now, clock.now))
         request = self.head
         if request is None:
-            request = self.head = RequestRecord(clock.begin(), clock.now)
+            request = self.head = RequestRecord(clock.begin(), clock.now, clock.in_seconds)
         # One that has to wait matches again: its prefix is kept recent, and its use counts once.
         node = tree.match(tree.root(()), key[:usable], request)
         found = request.matched = node.depth + node.tokens

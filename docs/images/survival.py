@@ -15,7 +15,7 @@ import numpy as np
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
-from costcache.policies.hazard import Hazard
+from costcache.policies.hazard_order import Hazard
 from costcache.policies.survival import edges
 from costcache.radix.store import PrefixStore
 from costcache.settings import Settings

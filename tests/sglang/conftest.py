@@ -29,7 +29,7 @@ def _missing() -> str | None:
 
 WHY = _missing()
 if WHY is None:
-    sys.path.insert(0, str(HERE.parent.parent))
+    sys.path.append(str(HERE.parent.parent))
     # What other packages deprecate is not ours to fix, and pytest makes warnings errors here.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -19,22 +19,26 @@ def victims(shape: Any, seed: int, policy: str) -> list[Any]:
     fuzz = Fuzz(Server(cost_cache(shape, policy=policy), shape), seed)
     seen: list[Any] = []
     for pool in fuzz.server.cache.pools.by_name.values():
-        _record(pool.pipeline, seen)
+        pool.pipeline = Recorded(pool.pipeline, seen)
     for _ in range(STEPS):
         fuzz.step()
     fuzz.end()
     return seen
 
 
-def _record(pipeline: Any, seen: list[Any]) -> None:
-    evict = pipeline.evict
+class Recorded:
+    """A pipeline whose evictions are written down."""
 
-    def recorded(shortfall: int, **named: Any) -> Any:
-        eviction = evict(shortfall, **named)
-        seen.append([pipeline.pool, shortfall, *map(list, eviction.victims)])
+    def __init__(self, pipeline: Any, seen: list[Any]) -> None:
+        self._pipeline, self._seen = pipeline, seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipeline, name)
+
+    def evict(self, shortfall: int, **named: Any) -> Any:
+        eviction = self._pipeline.evict(shortfall, **named)
+        self._seen.append([self._pipeline.pool, shortfall, *map(list, eviction.victims)])
         return eviction
-
-    pipeline.evict = recorded
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ def test_answers_and_reuse_equal_stocks(name: str, tmp_path: Path) -> None:
     )
     assert [a.cached for a in run.answers] == [a.cached for a in stock.answers]
     assert 0 < sum(a.cached for a in run.answers) < sum(len(p) for p in prompts) - first * 6, "no pressure"
-    (line,) = [line for line in run.log.splitlines() if "costcache: plugin" in line]
+    (line,) = [line for line in run.log.splitlines() if ": plugin " in line]
     for words in (
         f"plugin '{'mla' if name == 'mla' else 'mha' if name == 'mha' else ''}",
         "policy 'lru'",

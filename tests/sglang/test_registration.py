@@ -108,7 +108,7 @@ def test_states_and_their_bytes_are_read_back(tmp_path: Path, caplog: pytest.Log
     cache = registry.create_tree_cache(context(Shape("mamba", 64), tmp_path))
     assert set(cache.pools.by_name) == {"kv", "state"}
     found = cache.req_to_token_pool.mamba_pool.mamba_cache.mem_usage_bytes() / 25
-    (line,) = [r.getMessage() for r in caplog.records if "costcache: plugin" in r.getMessage()]
+    (line,) = [r.getMessage() for r in caplog.records if ": plugin " in r.getMessage()]
     assert f"{found:,.0f} B per state of pool 'state'" in line
     assert "the model needs FULL+MAMBA" in line
 

@@ -99,7 +99,7 @@ def test_the_second_of_two_equal_prompts_is_cached(tmp_path: Path) -> None:
     assert [answer["meta_info"]["cached_tokens"] for answer in answers] == [0, 199], text[-4000:]
     assert answers[0]["output_ids"] == answers[1]["output_ids"]
     assert len(others) == 6
-    (line,) = [line for line in text.splitlines() if "costcache: plugin" in line]
+    (line,) = [line for line in text.splitlines() if ": plugin " in line]
     for words in ("plugin 'mla'", "policy 'hazard'", "384 B per token", "cost model: 384", "class CostCache"):
         assert words in line
     assert "impl=CostCache" in text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from costcache.errors import SettingsError
-from costcache.policies.hazard import Hazard
+from costcache.policies.hazard_order import Hazard
 from costcache.policies.tables import Tables, tables_of
 from costcache.sglang.build import read_policy
 from tests.sglang.pools import Shape, cost_cache

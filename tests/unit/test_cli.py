@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import costcache.plugins
-from costcache import hookimpl
+from costcache import hookimpl, records
 from costcache._version import __version__
 from costcache.cli import COMMANDS, cli
 from costcache.model import ModelSpec
@@ -276,7 +276,8 @@ def test_each_command_explains_its_options(name: str) -> None:
 
 
 def test_version() -> None:
-    assert answer("--version") == f"costcache, version {__version__}\n"
+    build = "plain Python" if records.__file__.endswith(".py") else "compiled"
+    assert answer("--version") == f"costcache, version {__version__} ({build})\n"
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

@@ -11,13 +11,14 @@ import pytest
 from costcache import RadixCache, RequestInfo
 from costcache.cost import CostModel
 from costcache.errors import SettingsError
-from costcache.policies.hazard import Hazard
+from costcache.orders import VictimOrder
+from costcache.policies.hazard_order import Hazard
 from costcache.policies.outcomes import Classes, Outcome
 from costcache.policies.pieces import Place
 from costcache.policies.survival import BINS, LifeTable, age_bin
 from costcache.policies.worth import Worth, depth_steps
 from costcache.radix import Node
-from costcache.records import NodeRecord
+from costcache.records import NodeRecord, Victim
 from tests.property.kit import MODEL, check_structure, drain, manager, nodes_of
 
 PLUGINS = manager()
@@ -29,6 +30,7 @@ def new(pool_size: int = 1000, page_size: int = 1, **settings: Any) -> RadixCach
 
 def order_of(cache: RadixCache) -> Hazard:
     order = cache._store.guard.order
+    order = getattr(order, "watched", order)
     assert isinstance(order, Hazard)
     return order
 
@@ -68,26 +70,28 @@ def worth_of(order: Hazard, record: NodeRecord) -> tuple[float, float]:
 def test_the_victim_is_the_one_that_a_look_at_all_leaves_finds(seed: int) -> None:
     cache = new(400, refresh=7)
     order = order_of(cache)
-    named = order.next_victim
     looked = 0
 
-    def next_victim(pool: str) -> Any:
-        nonlocal looked
-        victim = named(pool)
-        leaves = [node for node in nodes_of(cache) if node.is_evictable]
-        if victim is None:
-            assert not leaves
-            return None
-        looked += 1
-        worth, first = worth_of(order, victim.record)
-        least = min(worth_of(order, leaf) for leaf in leaves)
-        assert (worth, first) == least
-        run = victim.record.data.pieces[-1].run.whole()
-        same = [leaf for leaf in leaves if leaf.data.pieces[-1].run.whole() is run]
-        assert victim.record.recency == min(leaf.recency for leaf in same)
-        return victim
+    class Watched(VictimOrder):
+        watched = order
 
-    order.next_victim = next_victim  # type: ignore[method-assign] # to look over its shoulder
+        def next_victim(self, pool: str) -> Victim | None:
+            nonlocal looked
+            victim = order.next_victim(pool)
+            leaves = [node for node in nodes_of(cache) if node.is_evictable]
+            if victim is None:
+                assert not leaves
+                return None
+            looked += 1
+            worth, first = worth_of(order, victim.record)
+            least = min(worth_of(order, leaf) for leaf in leaves)
+            assert (worth, first) == least
+            run = victim.record.data.pieces[-1].run.whole()
+            same = [leaf for leaf in leaves if leaf.data.pieces[-1].run.whole() is run]
+            assert victim.record.recency == min(leaf.recency for leaf in same)
+            return victim
+
+    cache._store.guard.order = Watched()  # its events still go to the order
     for n, prompt in enumerate(stream(seed, 400)):
         cache.clock.advance(n * 1.7)
         ask(cache, prompt, output=n % 700)

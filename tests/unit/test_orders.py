@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from costcache import KeyedOrder, NodeRecord, RadixCache, Victim, VictimOrder
@@ -369,10 +372,43 @@ def test_events_that_nobody_overrides_are_not_called() -> None:
         assert overridden(order, event) is not None
     assert overridden(MRU(), "touch") is not None
     assert overridden(VictimOrder(), "insert") is None
-    own = VictimOrder()
+    own = LRU()
     heard: list[NodeRecord] = []
     vars(own)["touch"] = heard.append  # a handler may be set on the object too
     assert overridden(own, "touch") == heard.append
+
+
+@pytest.mark.parametrize("rising", [True, False])
+@pytest.mark.parametrize(
+    "kind", [int, float, str, Fraction, Decimal, np.int32, np.int64, np.uint8, np.float32, np.float64]
+)
+def test_keys_may_be_of_any_kind_that_compares(kind: Callable[[Any], Any], rising: bool) -> None:
+    class Plain(KeyedOrder):
+        rises = rising
+
+        def key(self, record: NodeRecord) -> Any:
+            return record.uses % 10, record.serial % 7
+
+    class Kind(Plain):
+        def key(self, record: NodeRecord) -> Any:
+            return tuple(kind(part) for part in super().key(record))
+
+    class First(Plain):
+        def key(self, record: NodeRecord) -> Any:
+            return kind(super().key(record)[0])
+
+    class PlainFirst(Plain):
+        def key(self, record: NodeRecord) -> Any:
+            return super().key(record)[0]
+
+    for plain, other in ((Plain, Kind), (PlainFirst, First)):
+        went = []
+        for made in (plain, other):
+            cache = cache_with(made, pool_size=60)
+            busy(cache, seed=5)
+            assert cache.policy == "tested"
+            went.append([node.serial for node in nodes_of(cache)])
+        assert went[0] == went[1]
 
 
 def test_a_policy_may_define_touch_and_not_rise() -> None:

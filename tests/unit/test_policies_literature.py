@@ -33,7 +33,7 @@ class Thing(NodeRecord):
 
     __slots__ = ("number",)
 
-    def __init__(self, serial: int, root: NodeRecord, size: int, number: int) -> None:
+    def __init__(self, serial: int, root: Thing | None, size: int, number: int) -> None:
         super().__init__(serial, root, size, 0)
         self.number = number
 
@@ -46,7 +46,7 @@ class Flat:
 
     def __init__(self, order: VictimOrder, capacity: int) -> None:
         self.order, self.capacity = order, capacity
-        self.root = NodeRecord(1, None, 0, 0)
+        self.root = Thing(1, None, 0, 0)
         self.things: dict[int, Thing] = {}
         self.accesses = self.used = 0
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 import pytest
 
 from costcache import Deployment, ModelSpec, RadixCache, RequestInfo, Settings
-from costcache.policies.hazard import Hazard
+from costcache.policies.hazard_order import Hazard
 from costcache.policies.shadow import ShadowLRU, Span
 from costcache.sim.engine import Simulator
 from costcache.sim.serving import ServingSettings, serve

@@ -15,7 +15,7 @@ from costcache import RadixCache, RequestInfo
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.model import ModelSpec
-from costcache.policies.hazard import Hazard
+from costcache.policies.hazard_order import Hazard
 from costcache.policies.outcomes import Classes
 from costcache.policies.survival import BINS, LifeTable, age_bin
 from costcache.policies.tables import Tables, read_tables, tables_of
