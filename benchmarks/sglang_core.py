@@ -34,6 +34,8 @@ from typing import Any
 
 from _report import calibrate, check, load
 
+from costcache._version import described
+
 ROOT = Path(__file__).resolve().parent.parent
 LEAF = 64
 BURST = 5
@@ -89,7 +91,7 @@ class Demand:
 
 def prepare() -> None:
     """Import SGLang, once, with what it needs on CPU."""
-    sys.path.insert(0, str(ROOT))
+    sys.path.append(str(ROOT))
     warnings.simplefilter("ignore")
     import torch
 
@@ -387,7 +389,7 @@ def machine(before: float, loops: list[float]) -> str:
     busy = "; the machine was busy with other work" if before >= 0.7 else ""
     counted = "processor time; " if clock is thread_time_ns else ""
     return counted + (
-        f"load {before:.2f} at the start and {load():.2f} at the end; calibration loop from "
+        f"costcache {described()}; load {before:.2f} at the start and {load():.2f} at the end; calibration loop from "
         f"{min(loops):.1f} to {max(loops):.1f} µs{busy}"
     )
 

@@ -13,7 +13,7 @@ import operator
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 from costcache.guard import OrderGuard
 from costcache.records import Action, PoolState, Victim
@@ -182,7 +182,7 @@ class EvictionPipeline:
         """Units that the free target leaves free, as the pool is now."""
         return self._headroom(self.host.pool_state(self.pool))
 
-    def evict(self, shortfall: int, *, watermark: bool = True) -> Eviction:
+    def evict(self, shortfall: SupportsIndex, *, watermark: bool = True) -> Eviction:
         """Free at least ``shortfall`` units, or all that is evictable if that is less.
 
         Args:
@@ -190,19 +190,20 @@ class EvictionPipeline:
             watermark: Also free up to the free target, as serving does.
         """
         state = self.host.pool_state(self.pool)
-        if shortfall <= 0:
+        missing = operator.index(shortfall)  # a server's counts may be numpy's
+        if missing <= 0:
             return Eviction(self.pool, self.guard.name, 0, 0, 0)
         headroom = self._headroom(state) if watermark else 0
-        requested = shortfall + headroom
+        requested = missing + headroom
         goal = min(self._adjusted(state, requested), state.evictable)
-        eviction = Eviction(self.pool, self.guard.name, shortfall, headroom, goal)
+        eviction = Eviction(self.pool, self.guard.name, missing, headroom, goal)
         if goal > 0:
             self._free(eviction)
         counters = self.counters
         counters.evictions += 1
-        counters.shortfall += shortfall
+        counters.shortfall += missing
         counters.evicted += eviction.freed
-        if eviction.freed < shortfall:
+        if eviction.freed < missing:
             counters.short += 1
         return eviction
 

@@ -22,7 +22,7 @@ from costcache.radix.store import PrefixStore
 from costcache.records import Clock, NodeRecord, RequestInfo, RequestRecord
 from costcache.settings import Settings, read_settings
 
-__all__ = ["CacheStats", "Inserted", "Match", "RadixCache", "deployment_in_pages"]
+__all__ = ["CacheStats", "Inserted", "Match", "RadixCache", "as_count", "as_whole", "deployment_in_pages"]
 
 
 class Match:
@@ -181,6 +181,7 @@ class RadixCache:
             PluginError: No plugin or policy can serve the model.
             ConfigError: The model cannot be read.
         """
+        pool_size, page_size = as_count(pool_size, "pool_size"), as_whole(page_size, "page_size")
         deployment = deployment_in_pages(deployment, page_size)
         if pool_size < page_size:
             raise ValueError(f"pool_size is {pool_size}: give at least one page of {page_size} tokens")
@@ -340,10 +341,11 @@ class RadixCache:
 
         Raises:
             ValueError: Slots are missing, out of range, in the cache already or named twice.
-            TypeError: Tokens or slots are not integers.
+            TypeError: Tokens or slots are not integers, or the priority is no whole number.
         """
         array = as_int64(tokens, "tokens")
         given = self._given(slots, array.size)
+        priority = as_whole(priority, "priority")
         record = self._request(request)
         tree, store, page_size = self._tree, self._store, self._page_size
         namespace = (extra_key, cache_salt)
@@ -379,12 +381,13 @@ class RadixCache:
         """Tell that a request ended, once, and what is known of it; policies learn from it.
 
         Raises:
-            ValueError: No running request has that name.
+            ValueError: No running request has that name, or a count is below 0.
+            TypeError: A count or the priority is not a whole number.
         """
+        info = RequestInfo() if info is None else _checked(info)
         record = self._requests.pop(request, None)
         if record is None:
             raise ValueError(f"request {request!r} is not running: finish each request once")
-        info = info if info is not None else RequestInfo()
         if info.priority and record.end is not None:
             self._tree.raise_priority(record.end, info.priority)
         heard = self._store.guard.finish
@@ -436,7 +439,7 @@ class RadixCache:
             TypeError: Not a whole number.
             ValueError: Below 0.
         """
-        wanted = -(-_count(tokens, "tokens") // self._page_size) * self._page_size
+        wanted = -(-as_count(tokens, "tokens") // self._page_size) * self._page_size
         shortfall = wanted - self._pool.free
         if shortfall > self._tree.evictable:
             return None
@@ -469,7 +472,7 @@ class RadixCache:
             TypeError: Not a whole number.
             ValueError: Below 0.
         """
-        eviction = self._store.evict(_count(num_tokens, "num_tokens"))
+        eviction = self._store.evict(as_count(num_tokens, "num_tokens"))
         eviction.slots = self._out(self._collect())
         return eviction
 
@@ -588,14 +591,38 @@ def deployment_in_pages(deployment: Deployment | None, page_size: int) -> Deploy
     return deployment
 
 
-def _count(value: Any, what: str) -> int:
+def as_whole(value: Any, what: str) -> int:
+    """A whole number of any kind, numpy's too, as an int.
+
+    Raises:
+        TypeError: It is none.
+    """
     try:
-        count = operator.index(value)
+        return operator.index(value)
     except TypeError:
-        raise TypeError(f"{what} is {value!r}: give a whole number of tokens") from None
+        raise TypeError(f"{what} is {value!r}: give a whole number") from None
+
+
+def as_count(value: Any, what: str) -> int:
+    """The same, of 0 or more.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: It is below 0.
+    """
+    count = as_whole(value, what)
     if count < 0:
-        raise ValueError(f"{what} is {value!r}: give 0 or more tokens")
+        raise ValueError(f"{what} is {value!r}: give 0 or more")
     return count
+
+
+def _checked(info: RequestInfo) -> RequestInfo:
+    new_tokens = info.new_tokens
+    return info._replace(
+        output_tokens=as_count(info.output_tokens, "output_tokens"),
+        new_tokens=None if new_tokens is None else as_count(new_tokens, "new_tokens"),
+        priority=as_whole(info.priority, "priority"),
+    )
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:

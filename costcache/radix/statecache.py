@@ -10,7 +10,7 @@ from costcache.errors import SettingsError
 from costcache.eviction import Eviction
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
-from costcache.radix.cache import Inserted, Match, RadixCache, deployment_in_pages
+from costcache.radix.cache import Inserted, Match, RadixCache, as_count, as_whole, deployment_in_pages
 from costcache.radix.hybrid import HybridStore
 from costcache.radix.node import Node
 from costcache.radix.states import StateTree
@@ -88,6 +88,7 @@ class StateCache(RadixCache):
             PluginError: No plugin or policy can serve the model.
             ConfigError: The model cannot be read.
         """
+        memory, page_size = as_count(memory, "memory"), as_whole(page_size, "page_size")
         deployment = deployment_in_pages(deployment, page_size)
         spec = ModelSpec.resolve(model) if isinstance(model, str) else model
         if not spec.has_states:
@@ -170,7 +171,7 @@ class StateCache(RadixCache):
             ValueError: As there; or the state is not held, or the tokens are not whole pages.
         """
         if state is not None:
-            self._check_held(state)
+            state = self._as_held(state)
             if len(tokens) % self._page_size:
                 raise ValueError(
                     f"the state is one of {len(tokens)} tokens, not whole pages of {self._page_size}: keep "
@@ -191,7 +192,7 @@ class StateCache(RadixCache):
         Raises:
             ValueError: The state is not held, or the node has one already or has been evicted.
         """
-        self._check_held(state)
+        state = self._as_held(state)
         self._tree.attach(node, state)
         self._held_slots.remove(state)
         self._store.held_states = len(self._held_slots)
@@ -229,13 +230,14 @@ class StateCache(RadixCache):
         Raises:
             ValueError: It is free already, or in the cache.
         """
-        self._check_held(state)
+        state = self._as_held(state)
         self._held_slots.remove(state)
         self._free_slots.append(state)
         self._store.held_states = len(self._held_slots)
 
     def allocate(self, tokens: int) -> Any:
         """As :meth:`RadixCache.allocate`."""
+        tokens = as_count(tokens, "tokens")
         wanted = -(-tokens // self._page_size) * self._page_size
         if not self._make_room(wanted, 0):
             return None
@@ -247,6 +249,7 @@ class StateCache(RadixCache):
         Returns:
             As :meth:`RadixCache.evict`; counts are bytes where KV and states share one pool.
         """
+        num_tokens = as_count(num_tokens, "num_tokens")
         if self._store.state_capacity is None:
             num_tokens *= self._store.cost.token.kv_bytes
         eviction = super().evict(num_tokens)
@@ -259,7 +262,7 @@ class StateCache(RadixCache):
         Returns:
             As :meth:`evict`. States of leaves take their KV along.
         """
-        store = self._store
+        store, states = self._store, as_count(states, "states")
         if store.state_capacity is None:
             eviction = store.evict(states * store.state_bytes)
         else:
@@ -304,7 +307,9 @@ class StateCache(RadixCache):
         self._free_slots.extend(freed)
         freed.clear()
 
-    def _check_held(self, state: int) -> None:
-        if state not in self._held_slots:
-            where = "in the cache or free" if 0 <= state < self._state_slots else "not in the pool"
-            raise ValueError(f"state slot {state} is {where}: take one with allocate_state()")
+    def _as_held(self, state: int) -> int:
+        slot = as_whole(state, "state")
+        if slot not in self._held_slots:
+            where = "in the cache or free" if 0 <= slot < self._state_slots else "not in the pool"
+            raise ValueError(f"state slot {slot} is {where}: take one with allocate_state()")
+        return slot

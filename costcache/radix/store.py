@@ -6,7 +6,8 @@ handed out with each eviction.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import operator
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from mypy_extensions import mypyc_attr
 
@@ -54,7 +55,7 @@ class PrefixStore:
     def __init__(
         self,
         model: ModelSpec,
-        capacity: int,
+        capacity: SupportsIndex,
         settings: Settings,
         deployment: Deployment,
         *,
@@ -77,7 +78,7 @@ class PrefixStore:
         """
         plugins = get_plugins() if plugins is None else plugins
         page_size = deployment.page_size
-        self.capacity = capacity // page_size * page_size
+        self.capacity = operator.index(capacity) // page_size * page_size
         self.held = 0
         self.oversized = 0
         self.freed: list[NDArray[np.int64]] = []
@@ -162,7 +163,7 @@ class PrefixStore:
 
     # -- what owners need --------------------------------------------------------------------
 
-    def evict(self, shortfall: int, *, watermark: bool = True) -> Eviction:
+    def evict(self, shortfall: SupportsIndex, *, watermark: bool = True) -> Eviction:
         """Run an eviction; see :meth:`costcache.eviction.EvictionPipeline.evict`."""
         return self.pipeline.evict(shortfall, watermark=watermark)
 

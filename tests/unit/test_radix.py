@@ -64,6 +64,50 @@ def test_tokens_of_any_kind_are_the_same_tokens(inserted: str, matched: str) -> 
     assert cache.match_prefix(KINDS[matched](list(range(50, 70)))).matched_len == 20
 
 
+@pytest.mark.parametrize("policy", ["lru", "hazard", "priority", "lhd"])
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_numbers_may_be_of_any_kind(kind: Any, policy: str) -> None:
+    caches = []
+    for number in (int, kind):
+        cache = RadixCache(MODEL, number(100), number(2), policy, plugins=PLUGINS)
+        for at in range(40):
+            cache.clock.advance(number(at))
+            prompt = [at % 7, at % 5, *range(at % 11)]
+            slots = cache.allocate(number(4))
+            cache.release(slots)
+            cache.match_prefix(prompt, request=at)
+            cache.insert(prompt, request=at, priority=number(at % 3))
+            info = RequestInfo(number(at), number(3), "stop", number(at % 2))
+            cache.finish(at, info)
+            cache.evict(number(at % 4))
+        assert cache.policy == policy
+        caches.append(cache)
+    plain, other = caches
+    assert [repr(node) for node in nodes_of(plain)] == [repr(node) for node in nodes_of(other)]
+    assert plain.stats() == other.stats()
+
+
+@pytest.mark.parametrize(
+    ("what", "call"),
+    [
+        ("pool_size", lambda cache: RadixCache(MODEL, 10.5)),  # type: ignore[arg-type] # wrong
+        ("page_size", lambda cache: RadixCache(MODEL, 10, "2")),  # type: ignore[arg-type] # wrong
+        ("priority", lambda cache: cache.insert([1], priority=0.5)),
+        ("output_tokens", lambda cache: cache.finish("a", RequestInfo(output_tokens="7"))),  # type: ignore[arg-type] # wrong
+        ("new_tokens", lambda cache: cache.finish("a", RequestInfo(new_tokens=1.0))),  # type: ignore[arg-type] # wrong
+        ("priority", lambda cache: cache.finish("a", RequestInfo(priority=None))),  # type: ignore[arg-type] # wrong
+        ("num_tokens", lambda cache: cache.evict(2.0)),
+    ],
+)
+def test_what_is_no_whole_number_is_refused(what: str, call: Callable[[RadixCache], object]) -> None:
+    cache = new()
+    cache.match_prefix([1, 2], request="a")
+    with pytest.raises(TypeError, match=rf"^{what} is .*: give a whole number$"):
+        call(cache)
+    assert cache.cached == 0
+    cache.finish("a")  # it still runs
+
+
 def test_the_callers_arrays_are_neither_kept_nor_changed() -> None:
     cache = new()
     tokens, slots = np.arange(20), np.arange(40, 60)

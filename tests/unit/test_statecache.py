@@ -41,6 +41,25 @@ def slot_of(node: Node) -> int | None:
     return None if node.state is None else node.state.slot
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint16])
+@pytest.mark.parametrize("joint", [False, True])
+def test_numbers_may_be_of_any_kind(kind: Any, joint: bool) -> None:
+    cache = cache_of(4, 8, "hazard", joint=joint)
+    for page in range(12):
+        slots = cache.allocate(kind(PAGE))
+        state = cache.allocate_state()
+        assert state is not None
+        cache.insert(prompt(page), slots, state=kind(state), priority=kind(page))
+    assert cache.policy == "hazard"
+    before = cache.cached
+    assert cache.evict(kind(PAGE)).freed > 0
+    assert cache.cached < before
+    assert cache.evict_states(kind(1)).freed > 0
+    held = cache.allocate_state()
+    assert held is not None
+    cache.release_state(kind(held))
+
+
 def test_a_prefix_is_worth_nothing_past_its_last_state() -> None:
     cache = cache_of(4, 20)
     serve(cache, 1, 2)
