@@ -389,8 +389,8 @@ def machine(before: float, loops: list[float]) -> str:
     busy = "; the machine was busy with other work" if before >= 0.7 else ""
     counted = "processor time; " if clock is thread_time_ns else ""
     return counted + (
-        f"costcache {described()}; load {before:.2f} at the start and {load():.2f} at the end; calibration loop from "
-        f"{min(loops):.1f} to {max(loops):.1f} µs{busy}"
+        f"costcache {described()}; load {before:.2f} at the start and {load():.2f} at the end; "
+        f"calibration loop from {min(loops):.1f} to {max(loops):.1f} µs{busy}"
     )
 
 
