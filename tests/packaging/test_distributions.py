@@ -151,6 +151,7 @@ def test_an_sdist_holds_its_own_project_only(dist: Path, name: str) -> None:
     assert entries - {package, "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"} <= {
         ".gitignore",
         "CHANGELOG.md",
+        "hatch_build.py",
         "tests",
     }
 
