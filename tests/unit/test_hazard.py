@@ -67,17 +67,19 @@ def worth_of(order: Hazard, record: NodeRecord) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_victim_is_the_one_that_a_look_at_all_leaves_finds(seed: int) -> None:
-    cache = new(400, refresh=7)
+@pytest.mark.parametrize("pool_size", [400, 4000])
+def test_the_victim_is_the_one_that_a_look_at_all_leaves_finds(seed: int, pool_size: int) -> None:
+    cache = new(pool_size, refresh=7)
     order = order_of(cache)
-    looked = 0
+    looked, most = 0, 0
 
     class Watched(VictimOrder):
         watched = order
 
         def next_victim(self, pool: str) -> Victim | None:
-            nonlocal looked
+            nonlocal looked, most
             victim = order.next_victim(pool)
+            most = max(most, sum(map(bool, order._queues._listing)))
             leaves = [node for node in nodes_of(cache) if node.is_evictable]
             if victim is None:
                 assert not leaves
@@ -92,11 +94,13 @@ def test_the_victim_is_the_one_that_a_look_at_all_leaves_finds(seed: int) -> Non
             return victim
 
     cache._store.guard.order = Watched()  # its events still go to the order
-    for n, prompt in enumerate(stream(seed, 400)):
+    for n, prompt in enumerate(stream(seed, 400 if pool_size < 1000 else 1000)):
         cache.clock.advance(n * 1.7)
         ask(cache, prompt, output=n % 700)
-        check_books(cache)
+        if n % 8 == 0:
+            check_books(cache)
     assert looked > 100
+    assert (most > 48) == (pool_size > 1000)  # runs are ranked one by one, or with arrays
     drain(cache)
 
 
