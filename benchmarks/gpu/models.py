@@ -1,7 +1,7 @@
 """Configs of full-size models for an Engine with dummy weights: the shapes are real, the weights are not.
 
-Every field is that of the model's own config.json. The Engine needs more of them than costcache's presets
-have.
+Every field is that of the model's own config.json, but for the hybrid's number of layers and of experts. The
+Engine needs more of them than costcache's presets have.
 """
 
 from __future__ import annotations
@@ -75,6 +75,43 @@ MODELS: dict[str, dict[str, Any]] = {
         "vocab_size": 102400,
         "bos_token_id": 100000,
         "eos_token_id": 100001,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    # Qwen3-Next-80B-A3B with half its layers and 64 of its 512 experts, so that two Engines fit on one GPU.
+    "qwen3-next-half": {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 24,
+        "full_attention_interval": 4,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "num_experts": 64,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000000,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "max_position_embeddings": 262144,
+        "vocab_size": 151936,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     },

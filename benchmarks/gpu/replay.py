@@ -9,6 +9,9 @@ costcache's names are those of ``--radix-eviction-policy``. One Engine is starte
 all at once; then they run one at a time, in the order given. Give an order that reads the same from both
 ends, so that what drifts over time touches all alike. Before each run the Engine is warmed up and its cache
 emptied.
+
+``costcache@FOLDER`` is the policy ``costcache`` of another build, which is imported from FOLDER: what
+``pip install --target FOLDER .`` put there as plain Python, say, beside the compiled one.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import multiprocessing
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -44,7 +49,7 @@ ENGINE: dict[str, Any] = {
 
 
 class Server(NamedTuple):
-    """A process with an Engine."""
+    """A process with an Engine; ``policy`` as on the command line."""
 
     policy: str
     process: Any
@@ -71,21 +76,43 @@ def start(policies: list[str], model: Path, pool: int, extra: dict[str, Any], fo
     context = multiprocessing.get_context("spawn")
     servers = []
     for number, policy in enumerate(policies):
+        name, _, build = policy.partition("@")
         arguments = {
             **ENGINE,
             "model_path": str(model),
             "max_total_tokens": pool,
-            "radix_eviction_policy": policy,
+            "radix_eviction_policy": name,
             "port": 31000 + 1000 * number,
             **extra,
         }
         ours, theirs = context.Pipe()
-        log = folder / f"{policy.replace(':', '-')}.log"
+        log = folder / f"{number}-{name.replace(':', '-')}.log"
         process = context.Process(target=main, args=(theirs, arguments, log))
-        process.start()
+        with imports_from(build):
+            process.start()
         theirs.close()
         servers.append(Server(policy, process, ours, log))
     return servers
+
+
+@contextmanager
+def imports_from(folder: str) -> Iterator[None]:
+    """Processes that are started meanwhile, and theirs, look for modules in this folder first.
+
+    Raises:
+        FileNotFoundError: There is no costcache in it.
+    """
+    if not folder:
+        yield
+        return
+    path = Path(folder).resolve()
+    if not (path / "costcache").is_dir():
+        raise FileNotFoundError(f"--policies has @{folder}, and {path} has no costcache: install it there")
+    sys.path.insert(0, str(path))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(path))
 
 
 def pool_of(text: str, trace: Trace) -> int:
@@ -110,7 +137,13 @@ def options() -> argparse.Namespace:
     parser.add_argument("--shrink", type=int, default=1, help="divide the lengths of prompts by this")
     parser.add_argument("--outputs", type=float, default=1.0, help="scale the generated tokens by this")
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
-    parser.add_argument("--clients", type=int, default=None, help="so many at once, in place of --rate")
+    parser.add_argument(
+        "--clients",
+        type=int,
+        nargs="+",
+        default=[0],
+        help="so many at once, in place of --rate; several numbers are measured in turn, 0 is --rate",
+    )
     parser.add_argument("--pool", default="5%", help="tokens, or a share of the prompts' distinct tokens")
     parser.add_argument("--policies", nargs="+", default=["lru", "costcache", "costcache", "lru"])
     parser.add_argument("--engine", type=json.loads, default={}, help="more arguments of the Engine, as JSON")
@@ -135,35 +168,39 @@ def run() -> None:
     distinct = trace.distinct_pages(1)
     note(began, f"{workload.name}: {int(trace.input_tokens.sum()):,} prompt tokens, {distinct:,} distinct")
     edges = trace.offsets.tolist()
-    job = Job(
-        [trace.ids[start:stop].tolist() for start, stop in pairwise(edges)],
-        trace.output_tokens.tolist(),
-        trace.timestamps.tolist(),
-        chosen.clients,
-    )
+    prompts = [trace.ids[start:stop].tolist() for start, stop in pairwise(edges)]
+    outputs, times = trace.output_tokens.tolist(), trace.timestamps.tolist()
     servers = start(list(dict.fromkeys(chosen.policies)), model, pool, chosen.engine, logs)
     failed = False
     try:
         ups = {server.policy: server.answer() for server in servers}
-        note(began, f"up, seconds: { ({policy: up['seconds'] for policy, up in ups.items()}) }")
+        for policy, up in ups.items():
+            note(began, f"{policy}: up in {up['seconds']} s, costcache {up['packages'].get('costcache')}")
         common = {
             "model": chosen.model,
             "workload": workload.as_dict(),
-            "clients": chosen.clients,
             "pool": pool,
             "distinct": distinct,
             "engine": {**ENGINE, **chosen.engine},
-            "packages": ups[servers[0].policy]["packages"],
             "order": chosen.policies,
         }
         by_policy = {server.policy: server for server in servers}
         with chosen.out.open("a") as out:
-            for turn, policy in enumerate(chosen.policies):
-                by_policy[policy].pipe.send(job)
-                found = by_policy[policy].answer()
-                out.write(json.dumps({**common, "policy": policy, "turn": turn, **found}) + "\n")
-                out.flush()
-                note(began, f"{policy}: {summary(found)}")
+            for clients in (number or None for number in chosen.clients):
+                job = Job(prompts, outputs, times, clients)
+                for turn, policy in enumerate(chosen.policies):
+                    by_policy[policy].pipe.send(job)
+                    found = by_policy[policy].answer()
+                    line = {
+                        **common,
+                        "clients": clients,
+                        "packages": ups[policy]["packages"],
+                        "policy": policy.partition("@")[0],
+                        "turn": turn,
+                    }
+                    out.write(json.dumps({**line, **found}) + "\n")
+                    out.flush()
+                    note(began, f"{policy}: {summary(found)}")
     except BaseException:
         failed = True
         raise

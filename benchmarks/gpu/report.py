@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from models import MODELS
+from replay import ENGINE
 from workload import Workload, build
 
 from costcache.deployment import Deployment
@@ -59,6 +60,12 @@ class Run:
         """Its ``--radix-eviction-policy``."""
         return str(self.line["policy"])
 
+    @property
+    def label(self) -> str:
+        """The policy, and costcache's build where the line says which it was."""
+        _, known, build = str(self.line["packages"].get("costcache", "")).partition(" (")
+        return f"{self.policy} ({build}" if known and self.policy.startswith("costcache") else self.policy
+
     def column(self, key: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         """One figure of each request."""
         return np.array([each[key] for each in self.line["requests"]], np.float64)
@@ -93,15 +100,18 @@ def same(line: dict[str, Any]) -> str:
 
 
 def predict(runs: Sequence[Run], traces: Path) -> dict[str, Replay]:
-    """What the simulator says, by policy."""
+    """What the simulator says, by policy; nothing of models with states: its serving mode has none."""
     line = runs[0].line
+    name = line["model"]
+    # A preset where there is one: its times to first token were measured.
+    known = name in ModelSpec.presets()
+    model = ModelSpec.preset(name) if known else ModelSpec.from_config(MODELS.get(name, name))
+    if model.has_states:
+        return {}
     settings = dict(line["workload"])
     if settings["source"] not in WORKLOADS:
         settings["source"] = str(traces / settings["source"])
     trace = build(Workload(**settings))
-    model = (
-        ModelSpec.preset(line["model"]) if line["model"] in MODELS else ModelSpec.from_config(line["model"])
-    )
     simulator = Simulator(trace, model, Deployment(page_size=1))
     clients = line["clients"]
     serving = ServingSettings(
@@ -139,7 +149,7 @@ def show(runs: Sequence[Run], traces: Path) -> None:
         ["policy", "cached, %", "recomputed tokens", "mean", "p50", "p90", "p99", "requests/s"],
         [
             [
-                run.policy,
+                run.label,
                 f"{run.cached:.2f}",
                 f"{run.new.sum():,.0f}",
                 f"{1e3 * run.column('ttft').mean():.1f}",
@@ -150,7 +160,7 @@ def show(runs: Sequence[Run], traces: Path) -> None:
         ],
     )
     print("".join(differences(runs)) + "Times to first token by new tokens, median in ms (requests).\n")
-    table(["policy", *map(bucket, pairwise(EDGES))], [[run.policy, *by_new(run)] for run in runs])
+    table(["policy", *map(bucket, pairwise(EDGES))], [[run.label, *by_new(run)] for run in runs])
     predictions = predict(runs, traces)
     if predictions:
         print("The simulator beside it.\n")
@@ -195,10 +205,12 @@ def command(line: dict[str, Any]) -> str:
     """How to make these runs again."""
     workload = line["workload"]
     arrive = f"--clients {line['clients']}" if line["clients"] else f"--rate {workload['rate']:g}"
+    extra = {key: value for key, value in line["engine"].items() if ENGINE.get(key) != value}
+    engine = f" --engine '{json.dumps(extra)}'" if extra else ""
     return (
         f"python benchmarks/gpu/replay.py --out gpu.jsonl --model {line['model']} "
         f"--workload {workload['source']} --requests {workload['requests']} --shrink {workload['shrink']} "
-        f"--outputs {workload['outputs']:g} {arrive} --pool {line['pool']} "
+        f"--outputs {workload['outputs']:g} {arrive} --pool {line['pool']}{engine} "
         f"--policies {' '.join(line['order'])}"
     )
 
@@ -237,7 +249,7 @@ def evictions(run: Run) -> list[str]:
     count, whole = (run.metric(f"sglang:eviction_duration_seconds_{part}") for part in ("count", "sum"))
     decided, choosing = (run.metric(f"costcache:decision_seconds_{part}") for part in ("count", "sum"))
     return [
-        run.policy,
+        run.label,
         f"{count:,.0f}",
         f"{run.metric('sglang:evicted_tokens_total'):,.0f}",
         f"{run.metric('costcache:victims_total'):,.0f}" if decided else "",
@@ -261,7 +273,9 @@ def main() -> None:
             groups.setdefault(same(line), []).append(Run(line))
     first = next(iter(groups.values()))[0].line
     print("# SGLang on a GPU\n\n    python benchmarks/gpu/report.py gpu.jsonl\n")
-    print(", ".join(f"{name} {version}" for name, version in first["packages"].items()) + ".")
+    # Builds stand beside the runs.
+    versions = {name: version.partition(" (")[0] for name, version in first["packages"].items()}
+    print(", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
     print(f"Engines: `{json.dumps(first['engine'])}`.\n")
     for runs in groups.values():
         show(runs, chosen.traces)

@@ -202,12 +202,14 @@ class Server:
 
 
 def packages() -> dict[str, str]:
-    """Versions of what is measured, and the GPU's name and driver."""
+    """Versions of what is measured, costcache's build with it, and the GPU's name and driver."""
     import subprocess
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": sys.version.split()[0]}
-    for name in ("costcache", "sglang", "sglang-kernel", "torch", "triton", "transformers"):
+    from costcache._version import described
+
+    found = {"python": sys.version.split()[0], "costcache": described()}
+    for name in ("sglang", "sglang-kernel", "torch", "triton", "transformers"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
