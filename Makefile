@@ -3,6 +3,7 @@
 #   make demo    replay a generated workload under four policies; ends with a table and a report
 #   make test    format, lint, types, import contracts and tests
 #   make test-sglang  the adapter's tests, on real SGLang classes and Engines on the CPU
+#   make compiled   the package with its core compiled, in build/compiled
 #   make test-compiled  the tests of the core and of the adapter, on the compiled package
 #   make dist    wheels and sdists of the four distributions in dist/
 #   make bench   the benchmarks
@@ -31,9 +32,9 @@ SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),157783680
 export SOURCE_DATE_EPOCH
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-sglang test-compiled lint format dist bench clean
+.PHONY: help demo test test-sglang compiled test-compiled lint format dist bench clean
 help:
-	@sed -n '3,9s/^# *//p' Makefile
+	@sed -n '3,10s/^# *//p' Makefile
 
 # Stamps, from the least to the most: an interpreter, the program, the developers' tools.
 $(VENV)/.python:
@@ -97,6 +98,8 @@ $(COMPILED)/.built: $(VENV)/.python pyproject.toml hatch_build.py $(shell find c
 	rm -rf $(COMPILED)
 	COSTCACHE_COMPILE=1 $(BIN)/pip install --quiet --no-deps --target $(COMPILED) .
 	@touch $@
+
+compiled: $(COMPILED)/.built
 
 test-compiled: $(VENV)/.dev $(SGLANG_VENV)/.sglang $(COMPILED)/.built
 	export HYPOTHESIS_PROFILE=ci PYTHONPATH=$(CURDIR)/$(COMPILED) COSTCACHE_TESTED=compiled; \
