@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from costcache.cli.options import (
     console,
@@ -96,6 +97,8 @@ def plan(
     from costcache.settings import Settings, read_settings
     from costcache.sizes import parse_bytes
 
+    if trace_path is None:
+        _refuse_without_trace()
     own = {}
     for text in assignments:
         target, value = read_assignment(text, "--set", "architecture.FIELD=VALUE")
@@ -135,6 +138,15 @@ def plan(
         _print(result)
         if fit is not None:
             _print_fit(fit)
+
+
+def _refuse_without_trace() -> None:
+    """What is said of a trace must not be passed over where there is none."""
+    context = click.get_current_context()
+    for name in ("policy", "tokenizer", "retime", "gaps", "seed", "arrivals", "block_size"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise SettingsError(f"{option} is of a replay: give --trace FILE, or leave it out")
 
 
 def _print(result: Plan) -> None:

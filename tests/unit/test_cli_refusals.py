@@ -207,3 +207,23 @@ def test_a_place_that_cannot_be_written_is_named(command: tuple[str, ...]) -> No
     message = refusal(*command, "--out", str(Path("missing", "x")))
     assert message.endswith(": cannot be written (No such file or directory); check the path")
     assert refusal(*command, "--out", "").startswith("''")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("--policy", "hazard"),
+        ("--policy", "none-such"),
+        ("--policy", "lru"),  # the default, but somebody said it
+        ("--tokenizer", "qwen"),
+        ("--retime", "good.jsonl"),
+        ("--gaps", "recorded"),
+        ("--seed", "3"),
+        ("--arrivals", "poisson:2"),
+        ("--block-size", "16"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_said_of_a_replay_is_not_passed_over_where_there_is_none(said: tuple[str, str]) -> None:
+    plan = PLAN[: PLAN.index("--trace")]
+    assert refusal(*plan, *said) == f"{said[0]} is of a replay: give --trace FILE, or leave it out"
