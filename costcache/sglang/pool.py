@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 from costcache.eviction import EvictionCounters, EvictionHost, EvictionPipeline
 from costcache.guard import OrderGuard
 from costcache.policies.lru import LRU
@@ -38,6 +40,7 @@ class PoolRecord(NodeRecord):
         return None if name is None else name(self.depth, offset)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PoolEvents:
     """One pool's order and its evictions.
 

@@ -11,7 +11,7 @@ STEPS = 250
 
 
 def victims(shape: Any, seed: int, policy: str) -> list[Any]:
-    """Every victim of a stream: pool, node, place, tokens, uses and recency."""
+    """Every victim of a stream: pool, node, place, tokens, uses, recency, what was needed, what it gave."""
     from tests.sglang.fuzz import Fuzz
     from tests.sglang.pools import cost_cache
     from tests.sglang.serving import Server
@@ -19,7 +19,7 @@ def victims(shape: Any, seed: int, policy: str) -> list[Any]:
     fuzz = Fuzz(Server(cost_cache(shape, policy=policy), shape), seed)
     seen: list[Any] = []
     for pool in fuzz.server.cache.pools.by_name.values():
-        pool.pipeline = Recorded(pool.pipeline, seen)
+        pool.pipeline.host = Recorded(pool.name, pool.pipeline.host, seen)
     for _ in range(STEPS):
         fuzz.step()
     fuzz.end()
@@ -27,18 +27,20 @@ def victims(shape: Any, seed: int, policy: str) -> list[Any]:
 
 
 class Recorded:
-    """A pipeline whose evictions are written down."""
+    """The host of a pipeline, with what is asked of it written down."""
 
-    def __init__(self, pipeline: Any, seen: list[Any]) -> None:
-        self._pipeline, self._seen = pipeline, seen
+    def __init__(self, pool: str, host: Any, seen: list[Any]) -> None:
+        self._pool, self._host, self._seen = pool, host, seen
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._pipeline, name)
+        return getattr(self._host, name)
 
-    def evict(self, shortfall: int, **named: Any) -> Any:
-        eviction = self._pipeline.evict(shortfall, **named)
-        self._seen.append([self._pipeline.pool, shortfall, *map(list, eviction.victims)])
-        return eviction
+    def take(self, victim: Any, needed: int) -> int:
+        record = victim.record
+        asked = [self._pool, record.serial, record.depth, record.tokens, record.uses, record.recency, needed]
+        taken: int = self._host.take(victim, needed)
+        self._seen.append([*asked, taken])
+        return taken
 
 
 def main() -> None:
