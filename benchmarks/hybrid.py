@@ -53,7 +53,7 @@ def traces(
     if not quick:
         weka = folder / "weka_cc_v6_global.jsonl.xz"
         # Defaults bind now.
-        yield WEKA, [lambda seed=seed: load_trace(weka, seed=seed, gaps=gaps) for seed in seeds]  # type: ignore[misc]
+        yield WEKA, [lambda seed=seed: load_trace(weka, seed=seed, gaps=gaps) for seed in seeds]  # type: ignore[misc] # see above
     requests = 4000 if quick else 20_000
     for name in ("chat", "few-shot", "multi-turn", "agentic"):
         settings = workload_settings(

@@ -97,7 +97,7 @@ def test_the_victim_is_the_one_that_a_look_at_all_leaves_finds(seed: int, pool_s
     for n, prompt in enumerate(stream(seed, 400 if pool_size < 1000 else 1000)):
         cache.clock.advance(n * 1.7)
         ask(cache, prompt, output=n % 700)
-        if n % 8 == 0:
+        if pool_size < 1000 or n % 8 == 0:  # a look at every node
             check_books(cache)
     assert looked > 100
     assert (most > 48) == (pool_size > 1000)  # runs are ranked one by one, or with arrays
