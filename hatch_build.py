@@ -1,4 +1,4 @@
-"""Compiles the core with mypyc when the environment asks for it: the same code, about twice as fast.
+"""Compiles the core with mypyc when the environment asks for it: the same code, up to twice as fast.
 
     COSTCACHE_COMPILE=1 pip install .
 

@@ -260,10 +260,8 @@ class EvictionPipeline:
         except Exception as error:
             self._replaced("free_target", "raised", "0", error)
             return 0
-        if type(share) is float and share == 0.0:
+        if isinstance(share, (float, int)) and not share:
             return 0  # the usual answer
-        if isinstance(share, int) and not share:
-            return 0
         if isinstance(share, float) and 0.0 <= (plain := float(share)) < 1.0:  # numpy's are floats, too
             return math.ceil(plain * state.capacity)
         self._replaced(

@@ -97,8 +97,16 @@ def plan(
     from costcache.settings import Settings, read_settings
     from costcache.sizes import parse_bytes
 
+    reading = {
+        "tokenizer": tokenizer,
+        "retime": retime,
+        "gaps": gaps,
+        "seed": seed,
+        "arrivals": arrivals,
+        "block_size": block_size,
+    }
     if trace_path is None:
-        _refuse_without_trace()
+        _refuse_without_trace(("policy", *reading))
     own = {}
     for text in assignments:
         target, value = read_assignment(text, "--set", "architecture.FIELD=VALUE")
@@ -120,14 +128,6 @@ def plan(
 
         if not model.has_states:
             raise SettingsError(f"--trace is for hybrid models, and {model.name!r} keeps no states")
-        reading = {
-            "tokenizer": tokenizer,
-            "retime": retime,
-            "gaps": gaps,
-            "seed": seed,
-            "arrivals": arrivals,
-            "block_size": block_size,
-        }
         trace, _ = read(trace_path, reading)
         with progress_display() as bar:
             task = Task(bar, "replaying", len(trace) * (len(RATIOS) + 1))
@@ -140,10 +140,10 @@ def plan(
             _print_fit(fit)
 
 
-def _refuse_without_trace() -> None:
+def _refuse_without_trace(names: tuple[str, ...]) -> None:
     """What is said of a trace must not be passed over where there is none."""
     context = click.get_current_context()
-    for name in ("policy", "tokenizer", "retime", "gaps", "seed", "arrivals", "block_size"):
+    for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = f"--{name.replace('_', '-')}"
             raise SettingsError(f"{option} is of a replay: give --trace FILE, or leave it out")

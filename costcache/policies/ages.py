@@ -28,7 +28,7 @@ _NEAR = 0.25
 _AT_FIRST = 16
 """Runs that are ranked at once."""
 _FEW = 48
-"""Runs that are ranked faster one by one than with arrays."""
+"""Runs that are ranked faster one by one than with arrays; more than are ranked at once."""
 _REST = -1
 """The row of an entry that stands for all others."""
 _SPARE = 1024
@@ -198,43 +198,38 @@ class AgeQueues(Generic[W]):
 
         self.now = now
         self.current.clear()
+        self._ranked = []
+        self._rest = None
         slots = np.asarray(self._listing).nonzero()[0]
         if len(slots) <= _FEW:
-            self._rank_few(slots.tolist())
+            rows, worth, group, firsts, last = (
+                slots.tolist(),
+                self._worth.at,
+                self._group,
+                self.first,
+                self.last,
+            )
+            self._rank([worth(group[row], now - (firsts[row] + last[row]) / 2) for row in rows], rows)
             return
         ages = now - (np.asarray(self.first).take(slots) + np.asarray(self.last).take(slots)) / 2
         worths = self._worth.of(np.asarray(self._group).take(slots), ages)
-        self._ranked = []
-        self._rest = None
-        if len(slots) > 2 * _AT_FIRST:
-            # Only the worst are likely to be wanted before the next time. What is worth less than the others
-            # comes before their entry, in which -inf stands before any time.
-            least = np.partition(worths, _AT_FIRST)[_AT_FIRST]
-            self._ranked.append((float(least), -math.inf, 0, _REST))
-            self._rest = worths, slots, least
-            first = (worths < least).nonzero()[0]
-            worths, slots = worths.take(first), slots.take(first)
-        self._rank(worths, slots)
-
-    def _rank_few(self, slots: list[int]) -> None:
-        now, worth, group, first, last = self.now, self._worth.at, self._group, self.first, self.last
-        self._rest = None
-        self._ranked = [
-            (worth(group[slot], now - (first[slot] + last[slot]) / 2), first[slot], self._listing[slot], slot)
-            for slot in slots
-        ]
-        heapify(self._ranked)
+        # Only the worst are likely to be wanted before the next time. What is worth less than the others
+        # comes before their entry, in which -inf stands before any time.
+        least = np.partition(worths, _AT_FIRST)[_AT_FIRST]
+        self._ranked.append((float(least), -math.inf, 0, _REST))
+        self._rest = worths, slots, least
+        first = (worths < least).nonzero()[0]
+        self._rank(worths.take(first).tolist(), slots.take(first).tolist())
 
     def _rank_rest(self) -> None:
         if self._rest is not None:
             worths, slots, least = self._rest
             rest = worths >= least
-            self._rank(worths[rest], slots[rest])
+            self._rank(worths[rest].tolist(), slots[rest].tolist())
 
-    def _rank(self, worths: NDArray[np.float64], slots: NDArray[np.int64]) -> None:
-        rows = slots.tolist()
+    def _rank(self, worths: list[float], rows: list[int]) -> None:
         first, listing = map(self.first.__getitem__, rows), map(self._listing.__getitem__, rows)
-        self._ranked += zip(worths.tolist(), first, listing, rows, strict=True)
+        self._ranked += zip(worths, first, listing, rows, strict=True)
         heapify(self._ranked)
 
     def merge(self, now: float) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +14,14 @@ from costcache.eviction import Eviction, EvictionCounters
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.radix.events import Event, EventStream
-from costcache.radix.keys import as_int64, as_key
+from costcache.radix.keys import as_count, as_int64, as_key, as_whole
 from costcache.radix.node import Node, Root
 from costcache.radix.pool import SlotPool
 from costcache.radix.store import PrefixStore
 from costcache.records import Clock, NodeRecord, RequestInfo, RequestRecord
 from costcache.settings import Settings, read_settings
 
-__all__ = ["CacheStats", "Inserted", "Match", "RadixCache", "as_count", "as_whole", "deployment_in_pages"]
+__all__ = ["CacheStats", "Inserted", "Match", "RadixCache", "deployment_in_pages"]
 
 
 class Match:
@@ -589,31 +588,6 @@ def deployment_in_pages(deployment: Deployment | None, page_size: int) -> Deploy
             f"page_size is {page_size} but deployment.page_size is {deployment.page_size}: give the same"
         )
     return deployment
-
-
-def as_whole(value: Any, what: str) -> int:
-    """A whole number of any kind, numpy's too, as an int.
-
-    Raises:
-        TypeError: It is none.
-    """
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{what} is {value!r}: give a whole number") from None
-
-
-def as_count(value: Any, what: str) -> int:
-    """The same, of 0 or more.
-
-    Raises:
-        TypeError: It is no whole number.
-        ValueError: It is below 0.
-    """
-    count = as_whole(value, what)
-    if count < 0:
-        raise ValueError(f"{what} is {value!r}: give 0 or more")
-    return count
 
 
 def _checked(info: RequestInfo) -> RequestInfo:

@@ -1,13 +1,14 @@
-"""Tokens and slots as users have them: lists, numpy arrays, torch tensors."""
+"""What users give, as the cache needs it: tokens and slots of lists, arrays and tensors; whole numbers."""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["as_int64", "as_key"]
+__all__ = ["as_count", "as_int64", "as_key", "as_whole"]
 
 
 def as_int64(values: Any, what: str) -> NDArray[np.int64]:
@@ -44,3 +45,28 @@ def as_key(tokens: NDArray[np.int64], page_size: int) -> memoryview:
     if not whole:
         return memoryview(b"")  # an empty array cannot be cast
     return (tokens[:whole] if whole != tokens.size else tokens).data.cast("B")
+
+
+def as_whole(value: Any, what: str) -> int:
+    """A whole number of any kind, numpy's too, as an int.
+
+    Raises:
+        TypeError: It is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is {value!r}: give a whole number") from None
+
+
+def as_count(value: Any, what: str) -> int:
+    """The same, of 0 or more.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: It is below 0.
+    """
+    count = as_whole(value, what)
+    if count < 0:
+        raise ValueError(f"{what} is {value!r}: give 0 or more")
+    return count

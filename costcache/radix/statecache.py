@@ -10,8 +10,9 @@ from costcache.errors import SettingsError
 from costcache.eviction import Eviction
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
-from costcache.radix.cache import Inserted, Match, RadixCache, as_count, as_whole, deployment_in_pages
+from costcache.radix.cache import Inserted, Match, RadixCache, deployment_in_pages
 from costcache.radix.hybrid import HybridStore
+from costcache.radix.keys import as_count, as_whole
 from costcache.radix.node import Node
 from costcache.radix.states import StateTree
 from costcache.records import PoolState

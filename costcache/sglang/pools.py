@@ -96,10 +96,9 @@ class Pools:
     def begin(self) -> dict[str, RequestRecord]:
         """A request begins; what each pool remembers of it."""
         clock = self.clock
-        number, now = clock.begin(), clock.now
-        if len(self.by_name) == 1:
-            return {"kv": RequestRecord(number, now)}
-        return {name: RequestRecord(number, now) for name in self.by_name if name != "host"}
+        number = clock.begin()
+        names = (name for name in self.by_name if name != "host")
+        return {name: RequestRecord(number, clock.now, clock.in_seconds) for name in names}
 
     def walk(self, request: dict[str, RequestRecord] | None) -> None:
         """A walk of the tree begins, on behalf of ``request`` or of nobody."""
