@@ -208,9 +208,8 @@ class CostCache(UnifiedRadixCache):
         tracker = {full: 0}
         if wanted > 0:
             if available_size_targets is None and not self.enable_session_radix_cache:
-                victims: KvVictims = self._victims["kv"]
-                victims.tracker = tracker
-                if self.pools.kv.pipeline.evict(wanted).freed:
+                self.victims("kv").evict(self.pools.kv, wanted, tracker)
+                if tracker[full]:
                     return EvictResult(tracker[full])
             target = None if available_size_targets is None else available_size_targets.get(full)
             self._evict_pool(full, wanted, tracker, target)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["FastTreeCore"]
 
 
+_TWICE = 2 * 8
+"""Bytes of memory that may be kept for each slot, which is an int64."""
+
+
 class FastTreeCore(FastWalks, CostTreeCore):
     """Tells the pools of fast walks; all else is told where SGLang's own walks tell it."""
 
@@ -73,8 +77,9 @@ class FastTreeCore(FastWalks, CostTreeCore):
             if self.page_size > 1:
                 node.name.key = key
             node.checksum = None
-            data.value = slots[:keep].clone()
-            slots = slots[keep:]
+            left, slots = slots[:keep], slots[keep:]
+            # A view keeps all of what it is a part of in memory.
+            data.value = left if left.untyped_storage().nbytes() <= keep * _TWICE else left.clone()
             self.component_evictable_size_[FULL] -= tokens
             kv.trim(record, tokens)
         else:

@@ -72,11 +72,14 @@ class CostNode(UnifiedTreeNode):
             depth: Tokens of the prefix in front of the node.
             offset: Where in the node the page begins that ends the name.
         """
-        start = offset // self.page_size * self.page_size
-        tokens = memoryview(_tokens(self.key))
-        checksum = zlib.crc32(tokens[:start], self._above())
-        page = zlib.crc32(tokens[start : start + self.page_size], checksum)
-        return depth + offset << 32 | page
+        page_size, parent = self.page_size, self.parent
+        tokens, start = _tokens(self.key), offset // page_size * page_size
+        checksum = parent.checksum if parent.parent is not None else None
+        if checksum is None:
+            checksum = self._above()
+        if start:
+            checksum = zlib.crc32(memoryview(tokens)[:start], checksum)
+        return depth + offset << 32 | zlib.crc32(tokens[start : start + page_size], checksum)
 
     def _above(self) -> int:
         """CRC-32 of the prefix in front of the node, its namespace included."""

@@ -115,6 +115,23 @@ class KvVictims(_Device):
     name = "kv"
     component = ComponentType.FULL
 
+    def __init__(self, cache: CostCache) -> None:
+        super().__init__(cache)
+        self._slots: list[Any] = []
+
+    def evict(self, pool: PoolEvents, shortfall: int, tracker: dict[Any, int]) -> None:
+        """Run an eviction; what it frees of each component is added to ``tracker``."""
+        try:
+            super().evict(pool, shortfall, tracker)
+        finally:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Let the allocator have the slots of the leaves that were taken out: all at once costs less."""
+        if self._slots:
+            slots, self._slots = self._slots, []
+            self._cache.free_slots(slots)
+
     def take(self, victim: Victim, needed: int) -> int:
         """Evict a leaf, or the tail of it that ``needed`` tokens ask for."""
         record, full, tracker = victim.record, self.component, self.tracker
@@ -131,8 +148,9 @@ class KvVictims(_Device):
             freed, slots, actions = core.take_leaf(record, needed)
             if freed > 0:
                 tracker[full] += freed
-                cache.free_slots(slots)
+                self._slots += slots
                 if actions:
+                    self.give_back()
                     cache._apply_cache_actions(actions)
             return freed
         answer, node_id = core.claim(record, needed)
