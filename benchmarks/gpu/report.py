@@ -4,7 +4,7 @@
 
 The simulator's serving mode gets the tokens that were sent, the times at which they were to be sent, the
 pool, and one figure that was measured: the time per generated token. Its prefill model is that of the model,
-from one H100.
+from one H100, so that it says nothing of several GPUs.
 """
 
 from __future__ import annotations
@@ -89,8 +89,13 @@ class Run:
         return float(np.median(times)) if times.size else 0.0
 
     def metric(self, name: str) -> float:
-        """A metric's growth during the run; 0 where it has none."""
+        """A metric's growth during the run, added up over ranks; 0 where it has none."""
         return float(self.line["metrics"].get(name, 0.0))
+
+    @property
+    def ranks(self) -> int:
+        """Processes that each evict on their own, and each count it."""
+        return int(self.line["engine"].get("tp_size", 1))
 
 
 def same(line: dict[str, Any]) -> str:
@@ -100,8 +105,10 @@ def same(line: dict[str, Any]) -> str:
 
 
 def predict(runs: Sequence[Run], traces: Path) -> dict[str, Replay]:
-    """What the simulator says, by policy; nothing of models with states: its serving mode has none."""
+    """What the simulator says, by policy; nothing of models with states, or of several GPUs."""
     line = runs[0].line
+    if runs[0].ranks > 1:
+        return {}
     name = line["model"]
     # A preset where there is one: its times to first token were measured.
     known = name in ModelSpec.presets()
@@ -135,9 +142,9 @@ def show(runs: Sequence[Run], traces: Path) -> None:
     name = Workload(**workload).name
     prompts, outputs = runs[0].column("prompt"), runs[0].column("output")
     arrive = f"{line['clients']} clients" if line["clients"] else f"{workload['rate']:g} requests a second"
-    title = f"{name}, {arrive}" if line["clients"] else name
+    gpus = f" on {runs[0].ranks} GPUs" if runs[0].ranks > 1 else ""
     commands = dict.fromkeys(command(run.line) for run in runs)
-    print(f"## {line['model']}, {title}\n\n" + "".join(f"    {each}\n" for each in commands))
+    print(f"## {line['model']}{gpus}, {name}, {arrive}\n\n" + "".join(f"    {each}\n" for each in commands))
     print(
         f"{len(prompts):,} requests, {arrive}; lengths divided by {workload['shrink']}, generated tokens "
         f"times {workload['outputs']:g}: prompts of {prompts.mean():,.0f} tokens on average and "
@@ -168,7 +175,7 @@ def show(runs: Sequence[Run], traces: Path) -> None:
             ["policy", "cached, %", "predicted", "off by", "mean TTFT, ms", "predicted"],
             [compared(policy, runs, replay) for policy, replay in predictions.items()],
         )
-    print("Evictions.\n")
+    print(f"Evictions{', of one rank' if gpus else ''}.\n")
     table(
         [
             "policy",
@@ -246,13 +253,17 @@ def compared(policy: str, runs: Sequence[Run], replay: Replay) -> list[str]:
 
 def evictions(run: Run) -> list[str]:
     """What evicting took: choosing victims alone, which only costcache measures, and all of it."""
-    count, whole = (run.metric(f"sglang:eviction_duration_seconds_{part}") for part in ("count", "sum"))
-    decided, choosing = (run.metric(f"costcache:decision_seconds_{part}") for part in ("count", "sum"))
+
+    def of_one(name: str) -> float:
+        return run.metric(name) / run.ranks  # all ranks evict the same
+
+    count, whole = (of_one(f"sglang:eviction_duration_seconds_{part}") for part in ("count", "sum"))
+    decided, choosing = (of_one(f"costcache:decision_seconds_{part}") for part in ("count", "sum"))
     return [
         run.label,
         f"{count:,.0f}",
-        f"{run.metric('sglang:evicted_tokens_total'):,.0f}",
-        f"{run.metric('costcache:victims_total'):,.0f}" if decided else "",
+        f"{of_one('sglang:evicted_tokens_total'):,.0f}",
+        f"{of_one('costcache:victims_total'):,.0f}" if decided else "",
         f"{1e6 * choosing / decided:.0f}" if decided else "",
         f"{1e6 * whole / count:.0f}" if count else "",
         f"{100 * whole / run.line['seconds']:.2f}",
