@@ -27,6 +27,8 @@ PLUGINS := plugins/mla plugins/mha plugins/mamba_seglen
 PYPROJECTS := pyproject.toml costcache/_version.py $(PLUGINS:%=%/pyproject.toml)
 # All four in one call: they pin each other's version and no index needs to have them.
 EDITABLE := $(PLUGINS:%=-e %)
+# An editable install is never compiled, so it need not fetch what compiles.
+EDIT := COSTCACHE_COMPILE=0
 # Archives hold the commit's time, so that building a commit twice gives the same bytes.
 SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),1577836800)
 export SOURCE_DATE_EPOCH
@@ -43,11 +45,11 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.program: $(VENV)/.python $(PYPROJECTS)
-	$(BIN)/pip install --quiet -e '.[report]' $(EDITABLE)
+	$(EDIT) $(BIN)/pip install --quiet -e '.[report]' $(EDITABLE)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.python $(PYPROJECTS) Makefile
-	$(BIN)/pip install --quiet -e '.[dev]' $(EDITABLE)
+	$(EDIT) $(BIN)/pip install --quiet -e '.[dev]' $(EDITABLE)
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
 	@touch $@ $(VENV)/.program
 
@@ -80,7 +82,7 @@ $(SGLANG_VENV)/.sglang: pyproject.toml tests/sglang/requirements.txt Makefile
 	$(SGLANG_BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
 	$(SGLANG_BIN)/pip install --quiet --no-deps sglang==$(SGLANG_VERSION) torchvision==0.28.0 xgrammar==0.2.7
 	$(SGLANG_BIN)/pip install --quiet -r tests/sglang/requirements.txt
-	$(SGLANG_BIN)/pip install --quiet --no-deps -e . $(EDITABLE)
+	$(EDIT) $(SGLANG_BIN)/pip install --quiet --no-deps -e . $(EDITABLE)
 	@touch $@
 
 test-sglang: $(SGLANG_VENV)/.sglang
@@ -107,11 +109,12 @@ test-compiled: $(VENV)/.dev $(SGLANG_VENV)/.sglang $(COMPILED)/.built
 	$(SGLANG_BIN)/pytest tests/sglang -m "not engine" -p no:cacheprovider $(PYTEST_ARGS)
 
 # The wheel of each is built from its sdist, which shows that the sdist is complete. What compiles is not among
-# the developers' tools: with COSTCACHE_COMPILE=1 the build gets it for itself.
+# the developers' tools: the build gets it for itself.
 dist: $(VENV)/.build
 	rm -rf dist
-	for project in . $(PLUGINS); do \
-		$(BIN)/python -m build $(if $(filter 1,$(COSTCACHE_COMPILE)),,--no-isolation) --outdir dist $$project || exit 1; \
+	$(BIN)/python -m build $(if $(filter 0,$(COSTCACHE_COMPILE)),--no-isolation) --outdir dist .
+	for project in $(PLUGINS); do \
+		$(BIN)/python -m build --no-isolation --outdir dist $$project || exit 1; \
 	done
 
 bench: $(VENV)/.dev $(SGLANG_VENV)/.sglang

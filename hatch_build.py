@@ -1,18 +1,19 @@
-"""Compiles the core with mypyc when the environment asks for it: the same code, up to twice as fast.
+"""Compiles the core with mypyc where that can be done: the same code, up to twice as fast.
 
-    COSTCACHE_COMPILE=1 pip install .
-
-It needs a C compiler and Python's headers. Without the variable, the package is pure Python. The plugin
-``hatch-mypyc`` would do as much, but it leaves what it built among the sources, where it would hide every
-later change of them, and moves ``pyproject.toml`` away while it works.
+The variable ``COSTCACHE_COMPILE`` decides: 0 never compiles, 1 fails where it cannot be done, and without it
+what cannot be compiled is installed as plain Python. The plugin ``hatch-mypyc`` would not do: it leaves what
+it built among the sources, where it would hide every later change of them, and moves ``pyproject.toml`` away
+while it works.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -43,20 +44,42 @@ setup(name="costcache-compiled", packages=[], ext_modules=extensions)
 class CompileHook(BuildHookInterface[Any]):
     """Adds the compiled modules to a wheel, each next to its source, and the library that all of them use."""
 
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
     def dependencies(self) -> list[str]:
-        """What is needed to compile, if that is asked for."""
+        """What is needed to compile. The kind of build is not known here: editable ones get it as well."""
         tools: list[str] = self.config["tools"]
-        return tools if _is_asked_for() else []
+        return [] if _value() == "0" else tools
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile in a copy, and add what comes of it."""
-        if not _is_asked_for():
+        value = _value()
+        if value == "0":
             return
         if version == "editable":
-            raise ValueError(
-                f"{VARIABLE} is 1: an editable install is not compiled, since it would not see changes; "
-                "leave out -e, or the variable"
-            )
+            if value == "1":
+                raise ValueError(
+                    f"{VARIABLE} is 1: an editable install is not compiled, since it would not see changes; "
+                    "leave out -e, or the variable"
+                )
+            return
+        try:
+            built = self._compiled()
+        except CompileError as error:
+            self.finalize(version, build_data, "")
+            if value == "1":
+                raise
+            self.app.display_warning(f"{error}\nIt is installed as plain Python, which decides the same.")
+            return
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        build_data["force_include"].update(built)
+
+    def _compiled(self) -> dict[str, str]:
+        """Where the compiled modules are, and where they belong in the wheel."""
+        missing = _missing()
+        if missing:
+            raise CompileError(f"costcache was not compiled: {missing}.")
         self._folder = tempfile.TemporaryDirectory(prefix="costcache-")
         copy = Path(self._folder.name)
         package = copy / "costcache"
@@ -74,25 +97,39 @@ class CompileHook(BuildHookInterface[Any]):
             path for found in (copy.glob("*"), package.rglob("*")) for path in found if _is_extension(path)
         ]
         if done.returncode or len(built) != len(self.config["modules"]) + 1:
-            raise RuntimeError(
-                "costcache was not compiled. That needs a C compiler and Python's headers; without "
-                f"{VARIABLE}=1 it is installed as plain Python. What the tools said:\n{done.stdout}"
-            )
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
-        build_data["force_include"].update({str(path): str(path.relative_to(copy)) for path in built})
+            raise CompileError(f"costcache was not compiled. What the tools said:\n{done.stdout}")
+        return {str(path): str(path.relative_to(copy)) for path in built}
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 # fixed by hatchling
         """Drop the copy."""
-        if _is_asked_for():
+        if self._folder is not None:
             self._folder.cleanup()
 
 
-def _is_asked_for() -> bool:
-    value = os.environ.get(VARIABLE, "0")
+class CompileError(RuntimeError):
+    """The core cannot be compiled here."""
+
+
+def _value() -> str:
+    value = os.environ.get(VARIABLE, "")
     if value not in {"", "0", "1"}:
-        raise ValueError(f"{VARIABLE} is {value!r}: give 1 to compile, or 0")
-    return value == "1"
+        raise ValueError(
+            f"{VARIABLE} is {value!r}: give 1 to compile, 0 not to, or leave it out to compile if possible"
+        )
+    return value
+
+
+def _missing() -> str | None:
+    """What this machine lacks, as far as that is seen without trying."""
+    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "compiled modules are for CPython with its global lock"
+    if os.name == "posix":
+        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+        if shutil.which(compiler) is None:
+            return f"there is no C compiler {compiler!r} (another one is taken from the variable CC)"
+        if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+            return f"there is no Python.h in {sysconfig.get_path('include')} (in Debian's python3-dev)"
+    return None
 
 
 def _is_extension(path: Path) -> bool:

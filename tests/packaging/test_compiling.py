@@ -25,40 +25,73 @@ def project(repo_root: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build(project: Path, kind: str, compile_: str) -> subprocess.CompletedProcess[str]:
+def build(project: Path, kind: str, compile_: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Builds a wheel of one kind; gives what was said."""
     return subprocess.run(
         [sys.executable, "-c", BUILD.format(kind=kind)],
         cwd=project,
-        env={**os.environ, "COSTCACHE_COMPILE": compile_},
+        env={**os.environ, "COSTCACHE_COMPILE": compile_, **variables},
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-@pytest.mark.parametrize("value", ["", "0"])
-def test_is_not_compiled_unless_it_is_asked_for(project: Path, value: str) -> None:
-    done = build(project, "wheel", value)
+def is_plain(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether a wheel of plain Python was built."""
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith("-py3-none-any.whl")
+    return done.stdout.strip().endswith("-py3-none-any.whl")
+
+
+def test_is_not_compiled_where_nobody_wants_it(project: Path) -> None:
+    done = build(project, "wheel", "0", CC="/no/compiler")
+    assert is_plain(done)
+    assert "compiled" not in done.stderr
 
 
 def test_a_value_that_means_nothing(project: Path) -> None:
-    assert "COSTCACHE_COMPILE is 'yes': give 1 to compile, or 0" in build(project, "wheel", "yes").stderr
+    assert "COSTCACHE_COMPILE is 'yes': give 1 to compile, 0 not to" in build(project, "wheel", "yes").stderr
 
 
 def test_an_editable_install(project: Path) -> None:
     said = build(project, "editable", "1").stderr
     assert "COSTCACHE_COMPILE is 1: an editable install is not compiled" in said
     assert "leave out -e" in said
+    done = build(project, "editable", "")
+    assert is_plain(done)
+    assert "compiled" not in done.stderr
 
 
-def test_what_cannot_be_compiled(project: Path) -> None:
-    said = build(project, "wheel", "1").stderr
-    assert "costcache was not compiled. That needs a C compiler and Python's headers" in said
-    assert "without COSTCACHE_COMPILE=1 it is installed as plain Python" in said
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        pytest.param({}, "What the tools said:", id="fails"),
+        pytest.param(
+            {"CC": "/no/compiler -m64"}, "there is no C compiler '/no/compiler'", id="without a compiler"
+        ),
+    ],
+)
+def test_what_cannot_be_compiled(project: Path, variables: dict[str, str], why: str) -> None:
+    done = build(project, "wheel", "1", **variables)
+    assert done.returncode
+    assert "costcache was not compiled" in done.stderr
+    assert why in done.stderr
+    done = build(project, "wheel", "", **variables)
+    assert is_plain(done)
+    assert why in done.stderr
+    assert "It is installed as plain Python, which decides the same." in done.stderr
     assert not list(project.rglob("*.so"))
+
+
+@pytest.mark.parametrize(("value", "has"), [("0", False), ("", True), ("1", True)])
+def test_what_compiles_is_fetched_where_it_is_needed(
+    repo_root: Path, monkeypatch: pytest.MonkeyPatch, value: str, has: bool
+) -> None:
+    from hatchling.build import get_requires_for_build_wheel
+
+    monkeypatch.chdir(repo_root)
+    monkeypatch.setenv("COSTCACHE_COMPILE", value)
+    assert any(line.startswith("mypy==") for line in get_requires_for_build_wheel()) is has
 
 
 def test_what_is_compiled_exists(repo_root: Path) -> None:

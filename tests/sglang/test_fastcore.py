@@ -109,6 +109,10 @@ def test_the_same_records_and_victims(policy: str, page_size: int, eagle: bool) 
                 results.append(cache.evict(EvictParams(num_tokens=count)).num_tokens_evicted)
             cache.sanity_check()
             check_records(cache)
+        core = caches[1].tree_core
+        for node in set(core._collect_all_nodes()) - {core.root_node}:
+            slots = node.component_data[0].value
+            assert slots.untyped_storage().nbytes() <= 2 * slots.nbytes
         assert results[0] == results[1]
         assert tree(caches[0]) == tree(caches[1])
     plain, fast = (cache.pools.kv.counters for cache in caches)
@@ -181,11 +185,16 @@ def test_names_of_pages_stay_what_sglang_calls_them() -> None:
 @pytest.mark.parametrize("tokens", [64, 65 * 64])
 @pytest.mark.parametrize("page_size", [1, 64])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_slots_go_back_as_the_allocator_itself_frees_them(tokens: int, page_size: int, grouped: bool) -> None:
+@pytest.mark.parametrize("need_sort", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_slots_go_back_as_the_allocator_itself_frees_them(
+    tokens: int, page_size: int, grouped: bool, need_sort: bool, count: int
+) -> None:
     free = []
     for ours in (True, False):
-        _, allocator = pools(Shape("mha", page_size, tokens=2 * 65 * 64 + 128))
-        parts = [allocator.alloc(tokens), allocator.alloc(tokens)[page_size:]]
+        _, allocator = pools(Shape("mha", page_size, tokens=4 * 65 * 64 + 128))
+        allocator.need_sort = need_sort
+        parts = [allocator.alloc(tokens)[page_size * at :] for at in range(count)]
         if grouped:
             allocator.free_group_begin()
         if ours:
@@ -195,6 +204,34 @@ def test_slots_go_back_as_the_allocator_itself_frees_them(tokens: int, page_size
                 allocator.free_segment(part, start_pos=0)
         if grouped:
             allocator.free_group_end()
+        if need_sort:
+            allocator.merge_and_sort_free()
         free.append(allocator.free_pages)
     assert torch.equal(*free)
     assert free[0].dtype == torch.int64
+
+
+def test_what_was_freed_is_given_back_where_an_eviction_fails() -> None:
+    cache = cost_cache(Shape(tokens=64), policy="lru")
+    allocator, core = cache.token_to_kv_pool_allocator, cache.tree_core
+    for first in (0, 100, 200):
+        key = RadixKey(array("q", range(first, first + 16)))
+        cache.insert(InsertParams(key=key, value=allocator.alloc(16)))
+    take_leaf = core.take_leaf
+    taken: list[Any] = []
+
+    def failing(record: Any, needed: int) -> Any:
+        if len(taken) == 2:
+            raise RuntimeError("no more")
+        taken.append(record)
+        return take_leaf(record, needed)
+
+    core.take_leaf = failing
+    with pytest.raises(RuntimeError, match="no more"):
+        cache.evict(EvictParams(num_tokens=48))
+    assert allocator.available_size() == 48
+    cache.sanity_check()
+    check_records(cache)
+    core.take_leaf = take_leaf
+    assert cache.evict(EvictParams(num_tokens=48)).num_tokens_evicted == 16
+    assert allocator.available_size() == 64
