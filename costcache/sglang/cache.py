@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictResult
@@ -198,21 +199,24 @@ class CostCache(UnifiedRadixCache):
     def _evict(
         self, params: Any, available_size_targets: dict[Any, tuple[Any, int]] | None = None, **reclaim: Any
     ) -> Any:
-        if not self.only_frees or self.cost_metrics is not None or reclaim or self.disable:
+        if not self.only_frees or reclaim or self.disable:
             result = super()._evict(params, available_size_targets, **reclaim)
-            if self.cost_metrics is not None:
-                self.cost_metrics.publish(self.pools.by_name)
-            return result
-        # One pool and nobody to report to: SGLang's way there, without the detours.
-        full, wanted = ComponentType.FULL, params.num_tokens
+        else:
+            result = self._evict_only_pool(params.num_tokens, available_size_targets)
+        if self.cost_metrics is not None:
+            self.cost_metrics.publish(self.pools.by_name)
+        return result
+
+    def _evict_only_pool(
+        self, wanted: int, available_size_targets: dict[Any, tuple[Any, int]] | None
+    ) -> Any:
+        """Free the shortfall of a cache that has one pool: SGLang's way there, without the detours."""
+        full, began = ComponentType.FULL, time.perf_counter()
         tracker = {full: 0}
         if wanted > 0:
-            if available_size_targets is None and not self.enable_session_radix_cache:
-                self.victims("kv").evict(self.pools.kv, wanted, tracker)
-                if tracker[full]:
-                    return EvictResult(tracker[full])
             target = None if available_size_targets is None else available_size_targets.get(full)
             self._evict_pool(full, wanted, tracker, target)
+            self.update_eviction_metrics(tracker[full], began)
         return EvictResult(tracker[full])
 
     def _evict_pool(

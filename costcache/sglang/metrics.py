@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import astuple, fields
 from typing import Any
 
-from costcache.eviction import EvictionCounters
 from costcache.sglang.pool import PoolEvents
 
 __all__ = ["CostMetrics"]
@@ -72,8 +70,7 @@ class CostMetrics:
         self._seconds = histogram(
             "costcache:decision_seconds", "Time to choose victims.", labelnames=names, buckets=SECONDS
         )
-        self._published: dict[str, tuple[int, ...]] = {}
-        self._dropped: dict[str, int] = {}
+        self._of: dict[str, _OfPool] = {}
         self._freeing = 0.0
 
     def timed(self, take: Callable[..., int]) -> Callable[..., int]:
@@ -94,23 +91,44 @@ class CostMetrics:
         began = time.perf_counter()
         freed = evict(pool, shortfall)
         seconds = time.perf_counter() - began - self._freeing
-        labels = {**self._labels, "pool": pool.name}
-        self._seconds.labels(**labels).observe(max(0.0, seconds))
+        of = self._of_pool(pool.name)
+        of.child(self._seconds).observe(max(0.0, seconds))
         if freed >= shortfall:
-            self._excess.labels(**labels).observe(freed - shortfall)
+            of.child(self._excess).observe(freed - shortfall)
 
     def publish(self, pools: dict[str, PoolEvents]) -> None:
         """Add what has been counted since the last call."""
         for name, pool in pools.items():
-            now = astuple(pool.counters)
-            before = self._published.get(name, (0,) * len(now))
-            if now == before and pool.fallbacks == self._dropped.get(name, 0):
-                continue
-            labels = {**self._labels, "pool": name}
-            for field, new, old in zip(fields(EvictionCounters), now, before, strict=True):
-                if new > old and field.name in self._counters:
-                    self._counters[field.name].labels(**labels).inc(new - old)
-            fallbacks = pool.fallbacks - self._dropped.get(name, 0)
-            if fallbacks:
-                self._fallbacks.labels(**labels).inc(fallbacks)
-            self._published[name], self._dropped[name] = now, pool.fallbacks
+            of, counters = self._of_pool(name), pool.counters
+            for field, metric in self._counters.items():
+                of.add(metric, field, getattr(counters, field))
+            of.add(self._fallbacks, "fallbacks", pool.fallbacks)
+
+    def _of_pool(self, name: str) -> _OfPool:
+        of = self._of.get(name)
+        if of is None:
+            of = self._of[name] = _OfPool({**self._labels, "pool": name})
+        return of
+
+
+class _OfPool:
+    """What is published of one pool: finding a metric by its labels takes longer than adding to it."""
+
+    def __init__(self, labels: dict[str, Any]) -> None:
+        self._labels = labels
+        self._children: dict[Any, Any] = {}
+        self._published: dict[str, int] = {}
+
+    def child(self, metric: Any) -> Any:
+        """A metric with the pool's labels, which shows up from now on."""
+        child = self._children.get(metric)
+        if child is None:
+            child = self._children[metric] = metric.labels(**self._labels)
+        return child
+
+    def add(self, metric: Any, name: str, count: int) -> None:
+        """Bring a counter up to a count."""
+        more = count - self._published.get(name, 0)
+        if more:
+            self._published[name] = count
+            self.child(metric).inc(more)

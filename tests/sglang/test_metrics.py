@@ -24,9 +24,17 @@ def _one_rank_and_a_clean_registry() -> Iterator[None]:
         registry.unregister(collector)
 
 
+LABELS = {"cache_type": "CostCache", "tp_rank": "0", "pp_rank": "0", "dp_rank": "0"}
+
+
 def value(name: str, pool: str = "kv") -> float | None:
-    labels = {"cache_type": "CostCache", "tp_rank": "0", "pp_rank": "0", "dp_rank": "0", "pool": pool}
+    labels = {**LABELS, "pool": pool}
     found: float | None = prometheus_client.REGISTRY.get_sample_value(f"costcache:{name}", labels)
+    return found
+
+
+def sglangs(name: str) -> float | None:
+    found: float | None = prometheus_client.REGISTRY.get_sample_value(f"sglang:{name}", LABELS)
     return found
 
 
@@ -46,11 +54,8 @@ def test_evictions_are_counted_beside_sglangs_own() -> None:
     assert value("trimmed_total") is None
     # The leaf took its state with it.
     assert value("evictions_total", "state") is None
-    own = prometheus_client.REGISTRY.get_sample_value(
-        "sglang:evicted_tokens_total",
-        {"cache_type": "CostCache", "tp_rank": "0", "pp_rank": "0", "dp_rank": "0"},
-    )
-    assert own == 300
+    assert sglangs("evicted_tokens_total") == 300
+    assert sglangs("eviction_duration_seconds_count") == 1
 
 
 def test_trimmed_short_and_dropped() -> None:
@@ -65,6 +70,11 @@ def test_trimmed_short_and_dropped() -> None:
     assert value("fallbacks_total") == 1
     assert value("short_evictions_total") == 1
     assert value("evicted_units_total") == 500
+    assert value("decision_seconds_count") == 2
+    assert sglangs("evicted_tokens_total") == 500
+    assert sglangs("eviction_duration_seconds_count") == 2
+    assert value("evictions_total") == 2
+    assert value("victims_total") == 6
 
 
 def test_without_metrics_nothing_is_registered() -> None:
