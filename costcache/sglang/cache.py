@@ -207,9 +207,7 @@ class CostCache(UnifiedRadixCache):
             self.cost_metrics.publish(self.pools.by_name)
         return result
 
-    def _evict_only_pool(
-        self, wanted: int, available_size_targets: dict[Any, tuple[Any, int]] | None
-    ) -> Any:
+    def _evict_only_pool(self, wanted: int, available_size_targets: dict[Any, tuple[Any, int]] | None) -> Any:
         """Free the shortfall of a cache that has one pool: SGLang's way there, without the detours."""
         full, began = ComponentType.FULL, time.perf_counter()
         tracker = {full: 0}
