@@ -14,7 +14,7 @@ from time import perf_counter_ns
 
 from costcache._version import described
 
-__all__ = ["Figure", "Report", "calibrate", "check", "load", "table"]
+__all__ = ["Figure", "Report", "calibrate", "check", "load", "recorded_traces", "table"]
 
 
 BUSY = 0.7
@@ -40,6 +40,12 @@ def calibrate(repeats: int = 200) -> float:
 def load() -> float:
     """The load average of the last minute."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+
+
+def recorded_traces() -> Path:
+    """Where the recorded traces would be."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "traces"
+    return Path(os.environ.get("COSTCACHE_TRACES", beside))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> None:

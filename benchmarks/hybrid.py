@@ -12,11 +12,12 @@ and is greedy: a bound in practice, not the optimum.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
+
+from _report import recorded_traces
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
@@ -78,9 +79,7 @@ def main() -> None:
     """Run all and print."""
     parser = argparse.ArgumentParser(description="Orders of states and KV.")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="of the session starts; medians are printed")
-    parser.add_argument(
-        "--traces", type=Path, default=Path(os.environ.get("COSTCACHE_TRACES", "../shared/traces"))
-    )
+    parser.add_argument("--traces", type=Path, default=recorded_traces())
     parser.add_argument("--quick", action="store_true", help="short workloads, and no Weka")
     parser.add_argument(
         "--gaps", choices=("answers", "recorded"), default="answers", help="Weka: as a replay's"

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from _report import check, table
+from _report import check, recorded_traces, table
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
@@ -80,12 +79,6 @@ LEAST_GAP = {
 """Shares of the gap between LRU and the optimum in % that ``hazard`` is to close."""
 
 
-def folder() -> Path:
-    """Where the recorded traces would be."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "traces"
-    return Path(os.environ.get("COSTCACHE_TRACES", beside))
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One workload at one pool size: rates in %, of tokens and of FLOPs, by policy."""
@@ -111,7 +104,7 @@ def recorded(
 ) -> Iterator[tuple[str, Callable[[], Trace], int]]:
     """Name, how to read it, and page size of each of these files that is at hand; texts by a tokenizer."""
     for name, (file, page) in files.items():
-        path = folder() / file
+        path = recorded_traces() / file
         if path.is_file():
             by = tokenizer if page == 16 else None
             yield name, lambda path=path, by=by: load_trace(path, tokenizer=by), page
@@ -137,10 +130,10 @@ def held_out() -> Iterator[tuple[str, Callable[[], Trace], int]]:
         if name != "random":
             settings = workload.settings(seed=HELD_OUT_SEED)
             yield f"{name}, another seed", lambda name=name, settings=settings: generate(name, settings), 16
-    retimed = [folder() / name for name in ("mooncake_synthetic.jsonl.gz", "azure2023_conv.csv.gz")]
+    retimed = [recorded_traces() / name for name in ("mooncake_synthetic.jsonl.gz", "azure2023_conv.csv.gz")]
     if all(path.is_file() for path in retimed):
         yield "mooncake synthetic, azure's times", lambda: load_trace(retimed[0], retime=retimed[1]), 512
-    weka = folder() / "weka_cc_v8_local_60sessions.jsonl.gz"
+    weka = recorded_traces() / "weka_cc_v8_local_60sessions.jsonl.gz"
     if weka.is_file():
         yield (
             "weka v8, other starts, gaps as recorded",
@@ -238,7 +231,7 @@ def measure(
 
 def whole_weka(policies: Sequence[str], jobs: int, kept: Kept) -> list[Row]:
     """The whole of Weka v6, medians over the seeds of its session starts."""
-    path = folder() / WEKA_V6
+    path = recorded_traces() / WEKA_V6
     if not path.is_file():
         print(f"{path} is missing: weka v6 is left out", file=sys.stderr)
         return []

@@ -14,13 +14,12 @@ where that is missing, a generated chat workload.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter, process_time
 
-from _report import Report, check
+from _report import Report, check, recorded_traces
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
@@ -42,8 +41,7 @@ LRU = Settings(policy="lru")
 
 def recorded() -> Path:
     """Where the recorded conversation would be."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "traces"
-    return Path(os.environ.get("COSTCACHE_TRACES", beside)) / "mooncake_conversation.jsonl.gz"
+    return recorded_traces() / "mooncake_conversation.jsonl.gz"
 
 
 def trace_of(path: str | None) -> Trace:

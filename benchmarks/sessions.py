@@ -11,7 +11,6 @@ of 5 minutes and 4 GiB. Ten minutes on one core.
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import statistics
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from _report import check
+from _report import check, recorded_traces
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
@@ -91,10 +90,9 @@ def end_to_end(path: Path, policy: str) -> tuple[float, float, float]:
 
 def main() -> None:
     """Run all and print."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "traces"
-    folder = Path(os.environ.get("COSTCACHE_TRACES", beside))
     parser = argparse.ArgumentParser(description="Hit rates of recorded sessions.")
-    parser.add_argument("file", nargs="?", type=Path, default=folder / "weka_cc_v6_global.jsonl.xz")
+    default = recorded_traces() / "weka_cc_v6_global.jsonl.xz"
+    parser.add_argument("file", nargs="?", type=Path, default=default)
     parser.add_argument("--seeds", type=int, default=5, help="seeds of session starts; 5 by default")
     options = parser.parse_args()
     if not options.file.is_file():

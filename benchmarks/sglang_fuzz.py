@@ -15,7 +15,7 @@ import time
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 warnings.simplefilter("ignore")
 
 import pytest  # noqa: E402  # its MonkeyPatch

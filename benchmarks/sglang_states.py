@@ -19,7 +19,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 warnings.simplefilter("ignore")
 
 import torch  # noqa: E402, TID253  # as the others

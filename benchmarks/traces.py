@@ -9,14 +9,13 @@ own, from its compressed form to columns in memory; its known sizes are checked.
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 
-from _report import Report, check
+from _report import Report, check, recorded_traces
 
 from costcache.sim.traces import load_trace
 
@@ -28,12 +27,6 @@ FILES = {
     "weka_cc_v6_global.jsonl.xz": (26_752, 2_427_154_886, 0.9586),
 }
 MOST_SECONDS, MOST_MIB = 300.0, 4096.0
-
-
-def folder() -> Path:
-    """Where the recorded traces would be."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "traces"
-    return Path(os.environ.get("COSTCACHE_TRACES", beside))
 
 
 def measure(path: Path, requests: int, tokens: int, ideal: float) -> tuple[float, float]:
@@ -56,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     report = Report("Reading traces", "s")
     for name, known in FILES.items():
-        path = folder() / name
+        path = recorded_traces() / name
         if not path.is_file():
             print(f"{path} is missing: left out")
             continue
