@@ -10,8 +10,10 @@ all at once; then they run one at a time, in the order given. Give an order that
 ends, so that what drifts over time touches all alike. Before each run the Engine is warmed up and its cache
 emptied.
 
-``costcache@FOLDER`` is the policy ``costcache`` of another build, which is imported from FOLDER: what
-``pip install --target FOLDER .`` put there as plain Python, say, beside the compiled one.
+``costcache{"headroom": 0.005}`` is the policy ``costcache`` with settings: the JSON object of
+``--radix-eviction-policy-config``. ``costcache@FOLDER`` is that of another build, which is imported from
+FOLDER: what ``pip install --target FOLDER .`` put there as plain Python, say, beside the compiled one. Both
+together are ``costcache{"headroom": 0.005}@FOLDER``.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -48,6 +51,59 @@ ENGINE: dict[str, Any] = {
 }
 
 
+class Policy(NamedTuple):
+    """A policy to measure.
+
+    Attributes:
+        text: As on the command line.
+        name: Its ``--radix-eviction-policy``.
+        settings: Its ``--radix-eviction-policy-config``.
+        folder: Where costcache is imported from; empty for the one that is installed.
+    """
+
+    text: str
+    name: str
+    settings: dict[str, Any]
+    folder: str
+
+    @classmethod
+    def read(cls, text: str) -> Policy:
+        """Read ``NAME``, ``NAME{JSON}``, ``NAME@FOLDER`` or ``NAME{JSON}@FOLDER``.
+
+        Raises:
+            ArgumentTypeError: It is none of these.
+        """
+        name, at, folder = text.partition("@")
+        settings: Any = {}
+        if "{" in name:
+            name, brace, rest = text.partition("{")
+            try:
+                settings, end = json.JSONDecoder().raw_decode(brace + rest)
+            except json.JSONDecodeError as error:
+                raise ArgumentTypeError(
+                    f"{text!r} has settings that are no JSON object ({error.msg}, column {error.colno} of "
+                    'them): give NAME{"SETTING": VALUE}, in quotes for the shell'
+                ) from None
+            between, at, folder = (brace + rest)[end:].partition("@")
+            if between:
+                raise ArgumentTypeError(
+                    f"{text!r} has {between!r} behind its settings: only @FOLDER may be there"
+                )
+        if not name:
+            raise ArgumentTypeError(f"{text!r} has no policy's name in front")
+        if at and not folder:
+            raise ArgumentTypeError(f"{text!r} has no folder behind the @")
+        return cls(text, name, settings, folder)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The Engine's arguments that choose it."""
+        chosen: dict[str, Any] = {"radix_eviction_policy": self.name}
+        if self.settings:
+            chosen["radix_eviction_policy_config"] = self.settings
+        return chosen
+
+
 class Server(NamedTuple):
     """A process with an Engine; ``policy`` as on the command line."""
 
@@ -71,27 +127,28 @@ class Server(NamedTuple):
         return answer
 
 
-def start(policies: list[str], model: Path, pool: int, extra: dict[str, Any], folder: Path) -> list[Server]:
+def start(
+    policies: list[Policy], model: Path, pool: int, extra: dict[str, Any], folder: Path
+) -> list[Server]:
     """Start an Engine for each policy and wait until all of them are up."""
     context = multiprocessing.get_context("spawn")
     servers = []
     for number, policy in enumerate(policies):
-        name, _, build = policy.partition("@")
         arguments = {
             **ENGINE,
             "model_path": str(model),
             "max_total_tokens": pool,
-            "radix_eviction_policy": name,
+            **policy.arguments,
             "port": 31000 + 1000 * number,
             **extra,
         }
         ours, theirs = context.Pipe()
-        log = folder / f"{number}-{name.replace(':', '-')}.log"
+        log = folder / f"{number}-{policy.name.replace(':', '-')}.log"
         process = context.Process(target=main, args=(theirs, arguments, log))
-        with imports_from(build):
+        with imports_from(policy.folder):
             process.start()
         theirs.close()
-        servers.append(Server(policy, process, ours, log))
+        servers.append(Server(policy.text, process, ours, log))
     return servers
 
 
@@ -145,7 +202,14 @@ def options() -> argparse.Namespace:
         help="so many at once, in place of --rate; several numbers are measured in turn, 0 is --rate",
     )
     parser.add_argument("--pool", default="5%", help="tokens, or a share of the prompts' distinct tokens")
-    parser.add_argument("--policies", nargs="+", default=["lru", "costcache", "costcache", "lru"])
+    parser.add_argument(
+        "--policies",
+        type=Policy.read,
+        nargs="+",
+        default=[Policy.read(name) for name in ("lru", "costcache", "costcache", "lru")],
+        metavar="POLICY",
+        help="in the order in which they run; NAME{JSON} has settings, NAME@FOLDER comes from a folder",
+    )
     parser.add_argument("--engine", type=json.loads, default={}, help="more arguments of the Engine, as JSON")
     parser.add_argument("--logs", type=Path, default=None, help="folder for the Engines' logs")
     return parser.parse_args()
@@ -170,7 +234,9 @@ def run() -> None:
     edges = trace.offsets.tolist()
     prompts = [trace.ids[start:stop].tolist() for start, stop in pairwise(edges)]
     outputs, times = trace.output_tokens.tolist(), trace.timestamps.tolist()
-    servers = start(list(dict.fromkeys(chosen.policies)), model, pool, chosen.engine, logs)
+    servers = start(
+        list({policy.text: policy for policy in chosen.policies}.values()), model, pool, chosen.engine, logs
+    )
     failed = False
     try:
         ups = {server.policy: server.answer() for server in servers}
@@ -182,25 +248,26 @@ def run() -> None:
             "pool": pool,
             "distinct": distinct,
             "engine": {**ENGINE, **chosen.engine},
-            "order": chosen.policies,
+            "order": [policy.text for policy in chosen.policies],
         }
         by_policy = {server.policy: server for server in servers}
         with chosen.out.open("a") as out:
             for clients in (number or None for number in chosen.clients):
                 job = Job(prompts, outputs, times, clients)
                 for turn, policy in enumerate(chosen.policies):
-                    by_policy[policy].pipe.send(job)
-                    found = by_policy[policy].answer()
+                    by_policy[policy.text].pipe.send(job)
+                    found = by_policy[policy.text].answer()
                     line = {
                         **common,
                         "clients": clients,
-                        "packages": ups[policy]["packages"],
-                        "policy": policy.partition("@")[0],
+                        "packages": ups[policy.text]["packages"],
+                        "policy": policy.name,
+                        "settings": policy.settings,
                         "turn": turn,
                     }
                     out.write(json.dumps({**line, **found}) + "\n")
                     out.flush()
-                    note(began, f"{policy}: {summary(found)}")
+                    note(began, f"{policy.text}: {summary(found)}")
     except BaseException:
         failed = True
         raise

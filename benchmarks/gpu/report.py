@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -57,8 +58,18 @@ class Run:
 
     @property
     def policy(self) -> str:
-        """Its ``--radix-eviction-policy``."""
+        """Its ``--radix-eviction-policy``, with its settings if it has any."""
+        return f"{self.name}{json.dumps(self.settings)}" if self.settings else self.name
+
+    @property
+    def name(self) -> str:
+        """Its ``--radix-eviction-policy`` alone."""
         return str(self.line["policy"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its ``--radix-eviction-policy-config``."""
+        return dict(self.line.get("settings", {}))
 
     @property
     def label(self) -> str:
@@ -127,12 +138,16 @@ def predict(runs: Sequence[Run], traces: Path) -> dict[str, Replay]:
         load="clients" if clients else "open",
         spread_bursts=False,
     )
-    policies = dict.fromkeys(run.policy for run in runs)
     return {
-        policy: simulator.run(SETTINGS[policy], line["pool"], serving=serving)
-        for policy in policies
-        if policy in SETTINGS
+        policy: simulator.run(settings_of(run), line["pool"], serving=serving)
+        for policy, run in {run.policy: run for run in runs}.items()
+        if run.name in SETTINGS
     }
+
+
+def settings_of(run: Run) -> Settings:
+    """What the simulator is given for a run's policy."""
+    return Settings(**{**SETTINGS[run.name].model_dump(exclude_unset=True), **run.settings})
 
 
 def show(runs: Sequence[Run], traces: Path) -> None:
@@ -218,7 +233,7 @@ def command(line: dict[str, Any]) -> str:
         f"python benchmarks/gpu/replay.py --out gpu.jsonl --model {line['model']} "
         f"--workload {workload['source']} --requests {workload['requests']} --shrink {workload['shrink']} "
         f"--outputs {workload['outputs']:g} {arrive} --pool {line['pool']}{engine} "
-        f"--policies {' '.join(line['order'])}"
+        f"--policies {shlex.join(line['order'])}"
     )
 
 
