@@ -12,8 +12,8 @@ emptied.
 
 ``costcache{"headroom": 0.005}`` is the policy ``costcache`` with settings: the JSON object of
 ``--radix-eviction-policy-config``. ``costcache@FOLDER`` is that of another build, which is imported from
-FOLDER: what ``pip install --target FOLDER .`` put there as plain Python, say, beside the compiled one. Both
-together are ``costcache{"headroom": 0.005}@FOLDER``.
+FOLDER: plain Python beside the compiled one, say, which ``COSTCACHE_COMPILE=0 pip install --target FOLDER .``
+puts there. Both together are ``costcache{"headroom": 0.005}@FOLDER``.
 """
 
 from __future__ import annotations
