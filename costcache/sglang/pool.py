@@ -17,6 +17,7 @@ from costcache.guard import OrderGuard
 from costcache.policies.lru import LRU
 from costcache.policies.states import StateOrder, state_lru
 from costcache.records import Clock, NodeRecord, PoolState, RequestInfo, RequestRecord
+from costcache.sglang.names import page_name
 
 __all__ = ["PoolEvents", "PoolRecord"]
 
@@ -36,8 +37,8 @@ class PoolRecord(NodeRecord):
 
     def prefix_hash(self, offset: int = 0) -> int | None:
         """See :class:`costcache.records.NodeRecord`; None on the Rust core, which hides its keys."""
-        name = getattr(self.node, "prefix_hash", None)
-        return None if name is None else name(self.depth, offset)
+        node = self.node
+        return None if node is None or isinstance(node, int) else page_name(node, self.depth, offset)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

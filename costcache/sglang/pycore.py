@@ -6,8 +6,6 @@ one record per pool that holds a value of it.
 
 from __future__ import annotations
 
-import zlib
-from array import array
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
@@ -64,44 +62,6 @@ class CostNode(UnifiedTreeNode):
             total += len(node.key)
             node = node.parent
         return total
-
-    def prefix_hash(self, depth: int, offset: int) -> int:
-        """A name for what the node holds; see :meth:`costcache.records.NodeRecord.prefix_hash`.
-
-        Args:
-            depth: Tokens of the prefix in front of the node.
-            offset: Where in the node the page begins that ends the name.
-        """
-        page_size, parent = self.page_size, self.parent
-        tokens, start = _tokens(self.key), offset // page_size * page_size
-        checksum = parent.checksum if parent.parent is not None else None
-        if checksum is None:
-            checksum = self._above()
-        if start:
-            checksum = zlib.crc32(memoryview(tokens)[:start], checksum)
-        return depth + offset << 32 | zlib.crc32(tokens[start : start + page_size], checksum)
-
-    def _above(self) -> int:
-        """CRC-32 of the prefix in front of the node, its namespace included."""
-        if self.parent.parent is None:
-            return zlib.crc32(repr((self.key.extra_key, self.key.cache_salt)).encode())
-        waiting: list[CostNode] = []
-        node = self.parent
-        while node.parent is not None and node.checksum is None:
-            waiting.append(node)
-            node = node.parent
-        checksum = node.checksum if node.parent is not None else waiting[-1]._above()
-        for node in reversed(waiting):
-            node.checksum = checksum = zlib.crc32(_tokens(node.key), checksum)
-        return int(checksum)
-
-
-def _tokens(key: Any) -> array[int]:
-    """A key's own tokens; a bigram key shares its last one with what comes after."""
-    ids = key.raw_token_ids()
-    if not isinstance(ids, array):
-        ids = array("q", ids)
-    return ids[:-1] if key.is_bigram else ids
 
 
 class CostTreeCore(LeafTaking, UnifiedTreeCore):
