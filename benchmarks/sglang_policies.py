@@ -7,9 +7,10 @@ prompts that come once; SGLang's real pools, allocators, ``Req`` and scheduler f
 Every cache gets each request before the next one begins. "Cache" is the time spent in
 the cache's own ``match_prefix``, ``insert`` and ``evict_for_alloc``, SGLang's part of them included;
 "request" is all of a request, from its first match to its release. Ratios are to costcache's LRU on the same
-(Python) tree core, of the means and of the medians; the first third of the requests, which fills the pool,
-does not count. Caches find different prefixes, and so have different work: "hit" says how much. SGLang's own
-cache on the Rust core stands beside them, for which most policies are not made.
+(Python) tree core, of the means and of the medians. Requests count from when as many tokens have been evicted
+as the pool holds: a pool that is just full has old prompts to evict that no policy would keep. Caches find
+different prefixes, and so have different work: "hit" says how much. SGLang's own cache on the Rust core
+stands beside them, for which most policies are not made.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import gc
 import logging
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +32,8 @@ PER_CHAT = 1638
 STOCK = "SGLang, Rust core"
 
 
-def stream(requests: int, at_a_time: int) -> list[list[int]]:
-    """Prompts of about 1,800 tokens, of ``at_a_time`` chats at a time, half of which ask most."""
+def stream(at_a_time: int) -> Iterator[list[int]]:
+    """Prompts without end, of about 1,800 tokens, of ``at_a_time`` chats at a time, half of which ask most."""
     rng = random.Random(0)
 
     def words(count: int) -> list[int]:
@@ -40,19 +41,17 @@ def stream(requests: int, at_a_time: int) -> list[list[int]]:
 
     systems = [words(600) for _ in range(4)]
     chats: list[list[int]] = []
-    prompts = []
-    while len(prompts) < requests:
+    while True:
         if rng.random() < 0.2:
-            prompts.append(words(1500))
+            yield words(1500)
             continue
         if len(chats) < at_a_time:
             chats.append(list(rng.choice(systems)))
         chat = rng.choice(chats[-at_a_time // 2 :] if rng.random() < 0.7 else chats)
         chat += words(200)
-        prompts.append(list(chat))
+        yield list(chat)
         if len(chat) > 4000:
             chats.remove(chat)
-    return prompts
 
 
 @dataclass
@@ -94,6 +93,19 @@ class Served:
         self.request.append((sglang_core.clock() - start) / 1000)
         self.cache.append(self.inside / 1000)
 
+    def forget(self) -> None:
+        """What has been served so far does not count."""
+        self.cache.clear()
+        self.request.clear()
+        self.hit = 0
+
+
+def serve(prompt: list[int], caches: dict[str, Served]) -> int:
+    """One request through every cache; returns its tokens."""
+    for cache in caches.values():
+        cache.serve(prompt)
+    return len(prompt)
+
 
 def servers(policies: list[str], page_size: int, slots: int) -> dict[str, Served]:
     """A server for each cache."""
@@ -112,22 +124,20 @@ def servers(policies: list[str], page_size: int, slots: int) -> dict[str, Served
 def measure(policies: list[str], page_size: int, slots: int, requests: int) -> list[list[str]]:
     """Rows of the table."""
     caches = servers(policies, page_size, slots)
-    prompts = stream(requests, slots // PER_CHAT)
+    prompts = stream(slots // PER_CHAT)
+    counts = caches["lru"].server.cache.pools.kv.counters
     gc.collect()
     gc.freeze()  # as SGLang's scheduler does after its start
-    for prompt in prompts:
-        for cache in caches.values():
-            cache.serve(prompt)
+    while counts.evicted < slots:
+        serve(next(prompts), caches)
+    for cache in caches.values():
+        cache.forget()
+    tokens = sum(serve(next(prompts), caches) for _ in range(requests))
     gc.unfreeze()
-    warm = len(prompts) // 3
-    tokens = sum(map(len, prompts))
     rows = []
     for name, cache in caches.items():
         row = [f"{name}, page {page_size}, {slots:,} slots", f"{100 * cache.hit / tokens:.1f}"]
-        for times, of_lru in (
-            (cache.cache[warm:], caches["lru"].cache[warm:]),
-            (cache.request[warm:], caches["lru"].request[warm:]),
-        ):
+        for times, of_lru in ((cache.cache, caches["lru"].cache), (cache.request, caches["lru"].request)):
             for average in (statistics.mean, statistics.median):
                 own, lru = average(times), average(of_lru)
                 row += [f"{own:,.0f}", f"{own / lru:.2f}"]
@@ -141,8 +151,8 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description="What a policy costs inside SGLang.")
     parser.add_argument("--policies", default="lru,hazard", help="lru and others, with commas")
-    parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--slots", default="65536,524288", help="sizes of the pool, with commas")
+    parser.add_argument("--requests", type=int, default=3000, help="that count")
+    parser.add_argument("--slots", default="65536,524288,2097152", help="sizes of the pool, with commas")
     parser.add_argument("--cpu", action="store_true", help="count processor time")
     parser.add_argument("--markdown", action="store_true", help="with the title of a page")
     options = parser.parse_args()
