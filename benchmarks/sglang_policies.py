@@ -7,10 +7,10 @@ prompts that come once; SGLang's real pools, allocators, ``Req`` and scheduler f
 Every cache gets each request before the next one begins. "Cache" is the time spent in
 the cache's own ``match_prefix``, ``insert`` and ``evict_for_alloc``, SGLang's part of them included;
 "request" is all of a request, from its first match to its release. Ratios are to costcache's LRU on the same
-(Python) tree core, of the means and of the medians. Requests count from when as many tokens have been evicted
-as the pool holds: a pool that is just full has old prompts to evict that no policy would keep. Caches find
-different prefixes, and so have different work: "hit" says how much. SGLang's own cache on the Rust core
-stands beside them, for which most policies are not made.
+(Python) tree core, of the means and of the medians. Requests count from when eight times as many tokens have
+been evicted as the pool holds: hazard remembers six times as many, and is cheaper as long as there are fewer.
+Caches find different prefixes, and so have different work: "hit" says how much. SGLang's own cache on the Rust
+core stands beside them, for which most policies are not made.
 """
 
 from __future__ import annotations
@@ -29,29 +29,31 @@ from _report import calibrate, load
 
 PER_CHAT = 1638
 """Slots for each chat at a time, which is not enough."""
+TURNOVERS = 8
+"""How often the pool's slots have been evicted when requests begin to count."""
 STOCK = "SGLang, Rust core"
 
 
 def stream(at_a_time: int) -> Iterator[list[int]]:
-    """Prompts without end, of about 1,800 tokens, of ``at_a_time`` chats at a time, half of which ask most."""
+    """Prompts without end: of ``at_a_time`` chats, half of which ask most, and some that come once."""
     rng = random.Random(0)
 
     def words(count: int) -> list[int]:
         return [rng.randrange(3, 100_000) for _ in range(count)]
 
     systems = [words(600) for _ in range(4)]
-    chats: list[list[int]] = []
+    # Of all ages from the start.
+    chats = [rng.choice(systems) + words(200 * rng.randrange(17)) for _ in range(at_a_time)]
     while True:
         if rng.random() < 0.2:
             yield words(1500)
             continue
-        if len(chats) < at_a_time:
-            chats.append(list(rng.choice(systems)))
         chat = rng.choice(chats[-at_a_time // 2 :] if rng.random() < 0.7 else chats)
         chat += words(200)
         yield list(chat)
         if len(chat) > 4000:
             chats.remove(chat)
+            chats.append(list(rng.choice(systems)))
 
 
 @dataclass
@@ -128,7 +130,7 @@ def measure(policies: list[str], page_size: int, slots: int, requests: int) -> l
     counts = caches["lru"].server.cache.pools.kv.counters
     gc.collect()
     gc.freeze()  # as SGLang's scheduler does after its start
-    while counts.evicted < slots:
+    while counts.evicted < TURNOVERS * slots:
         serve(next(prompts), caches)
     for cache in caches.values():
         cache.forget()
@@ -152,7 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a policy costs inside SGLang.")
     parser.add_argument("--policies", default="lru,hazard", help="lru and others, with commas")
     parser.add_argument("--requests", type=int, default=3000, help="that count")
-    parser.add_argument("--slots", default="65536,524288,2097152", help="sizes of the pool, with commas")
+    parser.add_argument("--slots", default="65536,524288", help="sizes of the pool, with commas")
     parser.add_argument("--cpu", action="store_true", help="count processor time")
     parser.add_argument("--markdown", action="store_true", help="with the title of a page")
     options = parser.parse_args()
