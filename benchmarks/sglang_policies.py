@@ -8,9 +8,9 @@ Every cache gets each request before the next one begins. "Cache" is the time sp
 the cache's own ``match_prefix``, ``insert`` and ``evict_for_alloc``, SGLang's part of them included;
 "request" is all of a request, from its first match to its release. Ratios are to costcache's LRU on the same
 (Python) tree core, of the means and of the medians. Requests count from when eight times as many tokens have
-been evicted as the pool holds: hazard remembers six times as many, and is cheaper as long as there are fewer.
-Caches find different prefixes, and so have different work: "hit" says how much. SGLang's own cache on the Rust
-core stands beside them, for which most policies are not made.
+been evicted as the pool holds: hazard remembers six times as many, and is cheaper as long as there are
+fewer. Caches find different prefixes, and so have different work: "hit" says how much. SGLang's own cache on
+the Rust core stands beside them, for which most policies are not made.
 """
 
 from __future__ import annotations
