@@ -66,7 +66,6 @@ class CompileHook(BuildHookInterface[Any]):
         try:
             built = self._compiled()
         except CompileError as error:
-            self.finalize(version, build_data, "")
             if value == "1":
                 raise
             self.app.display_warning(f"{error}\nIt is installed as plain Python, which decides the same.")

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 warnings.simplefilter("ignore")
 
-import torch  # noqa: E402, TID253  # as the others
+import torch  # noqa: E402, TID253  # once warnings are off; all of this script is SGLang's, which needs it
 
 import tests.sglang.shims.torchvision_ops  # noqa: E402, F401  # before SGLang is imported
 

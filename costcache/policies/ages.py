@@ -202,13 +202,8 @@ class AgeQueues(Generic[W]):
         self._rest = None
         slots = np.asarray(self._listing).nonzero()[0]
         if len(slots) <= _FEW:
-            rows, worth, group, firsts, last = (
-                slots.tolist(),
-                self._worth.at,
-                self._group,
-                self.first,
-                self.last,
-            )
+            rows, worth = slots.tolist(), self._worth.at
+            group, firsts, last = self._group, self.first, self.last
             self._rank([worth(group[row], now - (firsts[row] + last[row]) / 2) for row in rows], rows)
             return
         ages = now - (np.asarray(self.first).take(slots) + np.asarray(self.last).take(slots)) / 2
