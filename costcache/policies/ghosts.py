@@ -19,17 +19,21 @@ class Ghosts(Generic[M]):
     so by as many entries as that has pages.
     """
 
-    __slots__ = ("_dropped", "_memories", "_room", "tokens")
+    __slots__ = ("_dropped", "_memories", "_most", "_room", "tokens")
 
-    def __init__(self, room: float, dropped: Callable[[M], object] | None = None) -> None:
+    def __init__(
+        self, room: float, dropped: Callable[[M], object] | None = None, *, slack: float = 0.0
+    ) -> None:
         """Remember nodes of ``room`` tokens in all.
 
         Args:
             room: Tokens.
             dropped: Called with each memory that is given up for another.
+            slack: Share of ``room`` by which it may be exceeded until :meth:`fit` is called.
         """
         self._memories: OrderedDict[int, tuple[M, int]] = OrderedDict()
         self._room = room
+        self._most = room * (1.0 + slack)
         self._dropped = dropped
         self.tokens = 0
 
@@ -46,6 +50,11 @@ class Ghosts(Generic[M]):
                 self._dropped(before)
         self._memories[name] = (memory, tokens)
         self.tokens += tokens
+        if self.tokens > self._most:
+            self.fit()
+
+    def fit(self) -> None:
+        """Give up the oldest until the others fit."""
         while self.tokens > self._room:
             oldest, had = self._memories.popitem(last=False)[1]
             self.tokens -= had

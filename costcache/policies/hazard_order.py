@@ -10,7 +10,7 @@ from costcache.orders import VictimOrder
 from costcache.policies.ages import AgeQueues
 from costcache.policies.ghosts import Ghosts
 from costcache.policies.hazard_explained import HazardExplained
-from costcache.policies.outcomes import LEVELS, SPANS, Classes
+from costcache.policies.outcomes import FAMILIES, SPANS, Classes
 from costcache.policies.pieces import Piece, Place, join, split_at
 from costcache.policies.shadow import ShadowLRU
 from costcache.policies.survival import BINS, ENDS, Estimate, LifeTable, added, age_bin, edges
@@ -41,6 +41,14 @@ _USED = 256
 """Uses whose work may wait."""
 _GONE = 8
 """Pieces trimmed off a node that are remembered with it."""
+_LATE = 8
+"""Requests for which a ranking that is due may wait for one to end."""
+_SLACK = 0.05
+"""Share of the room for ghosts that may be exceeded until a request ends."""
+_AHEAD = 0.35
+"""Leaves are ranked for this share of the time until the next ranking, and not for now;"""
+_FURTHEST = 3.0
+"""but for so many requests from now at most."""
 _DELETE = Action.DELETE
 _victim = tuple_maker(Victim)
 
@@ -100,14 +108,14 @@ class Hazard(VictimOrder):
         """
         self._refresh_after = settings.refresh
         self._memory = settings.memory
-        self._table = LifeTable(LEVELS, settings.strength, 0.02)
+        self._table = LifeTable(FAMILIES, settings.strength, 0.02)
         self._classes = Classes(self._table)
         self._by_uses = self._classes.by_uses
         self._worth = Worth(cost if settings.objective == "flops" else None)
         self._depths = self._worth.depths
         self._queues: AgeQueues[Place] = AgeQueues(self._worth)
         self._last, self._risk = self._queues.last, self._queues.risk
-        self._ghosts: Ghosts[list[Piece]] = Ghosts(capacity * settings.ghosts, self._lose)
+        self._ghosts: Ghosts[list[Piece]] = Ghosts(capacity * settings.ghosts, self._lose, slack=_SLACK)
         self._shadow = ShadowLRU()
         self._resident = 0
         self._full = False  # once something had to go
@@ -119,11 +127,13 @@ class Hazard(VictimOrder):
         self._named: Place | None = None
         self._nodes = 0
         self._now = self._began = 0.0
+        self._before = 0.0  # time that others watched, whose tables it started from
         self._clock: Literal["requests", "seconds"] | None = None  # what it counts; requests tell
         self._requests = 0
         self._tables = None if settings.tables is None else load_tables(settings.tables)
         self._estimate_at = settings.refresh if self._tables is None else 0
         self._rank_at = 0
+        self._late = 0  # _LATE, once the host is known to say when requests end
         self._asked = False
 
     # -- what happens ------------------------------------------------------------------------
@@ -360,10 +370,18 @@ class Hazard(VictimOrder):
             if moved and place.stamp:
                 self._mark(place)
             record = record.parent
-        if len(self._marked) > _MARKED:
-            self._settle()
+        self._late = _LATE
+        if not self._full:
+            if len(self._marked) > _MARKED:
+                self._settle()
+            return
+        # Nobody waits for a request that has ended, so what the next victims need is done now.
+        self._ghosts.fit()
+        self._settle()
         if self._asked and self._requests >= self._estimate_at:
             self._estimate()
+        elif self._requests >= self._rank_at:
+            self._rank()
 
     def _release(self, piece: Piece) -> None:
         """No request holds a piece any more: LRU could evict it from now on."""
@@ -439,10 +457,11 @@ class Hazard(VictimOrder):
     def next_victim(self, pool: str) -> Victim | None:
         if self._used:
             self._catch_up()
+        first = not self._full
         self._asked = self._full = True
         if self._marked:
             self._settle()
-        if self._requests >= self._rank_at:
+        if first or self._requests >= self._rank_at + self._late:
             if self._requests >= self._estimate_at:
                 self._estimate()
             else:
@@ -491,8 +510,12 @@ class Hazard(VictimOrder):
         if self._wanted:
             self._let_go(self._requests)
         self._shadow.end_span()
-        self._rank_at = self._requests + min(self._refresh_after, 1 + len(self._queues) // _TICKS)
-        self._queues.rank(self._now)
+        requests, now = self._requests, self._now
+        after = min(self._refresh_after, 1 + len(self._queues) // _TICKS)
+        self._rank_at = requests + after
+        # The next victims are not wanted before the next request comes.
+        ahead = min(_AHEAD * (1 + after), _FURTHEST)
+        self._queues.rank(now + ahead * (now - self._began) / max(1, requests))
 
     def _estimate(self) -> None:
         import numpy as np
@@ -505,7 +528,7 @@ class Hazard(VictimOrder):
             if self._clock is None:
                 self._estimate_at = requests + 1
             else:
-                self._began -= self._tables.start(self._table, self._classes, self._clock)
+                self._before += self._tables.start(self._table, self._classes, self._clock)
                 self._tables = None
         if self._memory < 1.0:
             self._table.fade(self._memory)
@@ -519,6 +542,7 @@ class Hazard(VictimOrder):
         at = np.clip(np.searchsorted(edges(), ages, side="right") - 1, 0, BINS - 1)
         at = at * classes + groups // self._depths
         living = added(at, risks, (BINS, classes))
-        self._estimated = self._table.estimate(living, now - self._began)
-        self._worth.learn(self._estimated, groups // self._depths, 2.0 * (now - self._began))
+        watched = now - self._began + self._before
+        self._estimated = self._table.estimate(living, watched)
+        self._worth.learn(self._estimated, groups // self._depths, 2.0 * watched)
         self._rank()

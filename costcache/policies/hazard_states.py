@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from costcache.policies.hazard_explained import StatesExplained
 from costcache.policies.states import StateOrder
-from costcache.policies.survival import BINS, LifeTable, age_bin, edges, index
+from costcache.policies.survival import ALL, BINS, LifeTable, age_bin, edges, index
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class HazardStates(StateOrder):
         self.period = refresh
         super().__init__()
         self._kv_bytes, self._state_bytes, self._power = kv_bytes, state_bytes, power
-        self._table = LifeTable(FAMILIES, strength, 0.02)
+        self._table = LifeTable([ALL] * FAMILIES, strength, 0.02)
         self._classes: dict[tuple[int, int, int | tuple[Kind | None, int]], int] = {}
         self._worth: list[list[float]] = []
         self._shares: NDArray[np.float64] | None = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
-from costcache.policies.survival import LifeTable
+from costcache.policies.survival import ALL, LifeTable
 from costcache.records import RequestInfo
 
-__all__ = ["LEVELS", "SPANS", "Classes", "Kind", "Outcome"]
+__all__ = ["FAMILIES", "SPANS", "Classes", "Kind", "Outcome"]
 
-LEVELS = 6
-"""Families of classes: used once, 2, 3 or 4, 5 to 8, 9 to 16 times, and more often."""
+FAMILIES = (ALL, ALL, 1, 2, 3, 4)
+"""Of classes: used once, 2, 3 or 4, 5 to 8, 9 to 16 times, and more often. As long as nothing is known of what was
+used so often, it is like what was used half as often."""
 SPANS = [2.0**exponent for exponent in range(-1, 15)]
 """Mean intervals from which on classes of what was used more than once differ."""
 _OUTPUTS = (50, 200, 500)
@@ -71,7 +72,7 @@ class Classes:
         self._after: dict[int, int] = {}
         self._reasons: set[str] = set()
         self.open = self._number(0, "used once, by a request that has not ended")
-        levels = [[-1] * (len(SPANS) + 1) for _ in range(LEVELS)]
+        levels = [[-1] * (len(SPANS) + 1) for _ in range(len(FAMILIES))]
         self.by_uses = levels + levels[-1:] * 64
 
     def __len__(self) -> int:
@@ -116,7 +117,7 @@ class Classes:
 
     def reused(self, hits: int, interval: float) -> int:
         """What was used ``hits`` times, two or more, ``interval`` apart on average."""
-        level = min((hits - 1).bit_length(), LEVELS - 1)
+        level = min((hits - 1).bit_length(), len(FAMILIES) - 1)
         span = bisect_right(SPANS, interval)
         number = self.by_uses[level][span]
         if number < 0:

@@ -7,7 +7,7 @@ from collections import deque
 
 __all__ = ["ShadowLRU", "Span"]
 
-_DECAY = 0.9
+_DECAY = 0.8
 """What a verdict leaves of the evidence to the next one."""
 _SURE = 1.0
 """Standard deviations by which a policy must be behind."""

@@ -9,10 +9,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["BINS", "ENDS", "Estimate", "LifeTable", "added", "age_bin", "edges", "index", "survival"]
+__all__ = ["ALL", "BINS", "ENDS", "Estimate", "LifeTable", "added", "age_bin", "edges", "index", "survival"]
 
 BINS = 64
 """Bins of age: the first from 0, each further one √2 times as wide as the one before it."""
@@ -20,6 +22,8 @@ FIRST = 6
 """The first bin ends at ``2 ** -6`` units of the clock; the last begins at ``2 ** 25``."""
 ENDS = [math.ldexp(math.sqrt(0.5) if at % 2 else 0.5, at // 2 + 1 - FIRST) for at in range(BINS - 1)]
 """Where each bin of age ends, but for the last."""
+ALL = -1
+"""In place of a family: all classes."""
 _SMOOTHINGS = 2
 _ONE_STRETCH = 20.0
 """How much more a prior weighs at an age as long as the time watched."""
@@ -170,9 +174,9 @@ def index(
 class LifeTable:
     """What was seen of the intervals between uses, by class; from it, the share used at each age.
 
-    A class is drawn to its family, a family to all classes, and those to a share that is the same in each
-    bin. Since bins double in width every second one, that share makes the older the less likely to be used:
-    the table starts as LRU. A class of what was used often has a time scale too, its mean interval; then it
+    A class is drawn to its family, a family to the one that it is most like or to all classes, and those to a
+    share that is the same in each bin. Since bins double in width every second one, that share makes the
+    older the less likely to be used: the table starts as LRU. A class of what was used often has a time scale too, its mean interval; then it
     is drawn as much to what its family does in units of that scale.
 
     Attributes:
@@ -182,11 +186,11 @@ class LifeTable:
         squares: The same, the tokens of each interval squared.
     """
 
-    def __init__(self, families: int, strength: float, share: float) -> None:
+    def __init__(self, families: Sequence[int], strength: float, share: float) -> None:
         """Start without classes.
 
         Args:
-            families: Of classes.
+            families: Of classes: for each the one before it that it is most like, :data:`ALL` for none.
             strength: Intervals of mean size that a prior weighs.
             share: Share of uses that are followed by another in each bin, before anything is seen.
         """
@@ -194,7 +198,7 @@ class LifeTable:
         self.lost = array("d")
         self._family: list[int] = []
         self._scale: list[float] = []
-        self._families = families
+        self._families = tuple(families)
         self._strength = strength
         self._share = share
         self.tokens = 0.0
@@ -273,8 +277,16 @@ class Estimate:
         used_by = kin.by_family(used)
         at_risk = _at_risk(used_by, kin.by_family(lost))
         of_all = _drawn(used_by[:, -1:], at_risk[:, -1:], share, weight)
-        self._by_family = _drawn(used_by, at_risk, of_all, weight)
-        self._by_scale = survival(kin.by_scale(used), kin.by_scale(lost), share, once)
+        self._by_family = by_family = _drawn(used_by, at_risk, of_all, weight)
+        used_by_scale, lost_by_scale = kin.by_scale(used), kin.by_scale(lost)
+        self._by_scale = by_scale = survival(used_by_scale, lost_by_scale, share, once)
+        for number, like in enumerate(kin.families):
+            if like != ALL:
+                own, its = slice(number, number + 1), slice(like, like + 1)
+                by_family[:, own] = _drawn(used_by[:, own], at_risk[:, own], by_family[:, its], weight)
+                by_scale[:, own] = survival(
+                    used_by_scale[:, own], lost_by_scale[:, own], by_scale[:, its], once
+                )
 
     def __len__(self) -> int:
         """Number of classes."""
@@ -304,6 +316,7 @@ class _Kinship:
     """Families and scales of the classes of a table, as arrays.
 
     Attributes:
+        families: For each family the one that it is most like.
         family: Family of each class, int64 of shape [classes].
         is_scaled: Whether a class has a time scale, bool of shape [classes].
         at: For each bin of each class, its place in a curve of its family in units of the scale, as an
@@ -311,17 +324,18 @@ class _Kinship:
             scaled curve is bin j - BINS behind the one of the scale. Says nothing where there is none.
     """
 
-    def __init__(self, family: list[int], scale: list[float], families: int) -> None:
+    def __init__(self, family: list[int], scale: list[float], families: tuple[int, ...]) -> None:
         import numpy as np
 
+        self.families = families
         self.family = np.array(family, np.int64)
-        self._at_family = (np.arange(BINS)[:, None] * (families + 1) + self.family).ravel()
+        self._at_family = (np.arange(BINS)[:, None] * (len(families) + 1) + self.family).ravel()
         self.is_scaled = np.array(scale) > 0.0
         shift = np.array([age_bin(own) for own in scale], np.int64)
-        self.at = (np.arange(BINS)[:, None] - shift + BINS) * families + self.family
+        self.at = (np.arange(BINS)[:, None] - shift + BINS) * len(families) + self.family
         self._scaled = np.flatnonzero(self.is_scaled)
         self._at_scaled = self.at[:, self._scaled].ravel()
-        self._shape = 2 * BINS, families
+        self._shape = 2 * BINS, len(families)
 
     def by_family(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Tokens by bin of age and family, and in one more column those of all, from those by bin and class.

@@ -13,9 +13,9 @@ from costcache.cost import CostModel
 from costcache.errors import SettingsError
 from costcache.orders import VictimOrder
 from costcache.policies.hazard_order import Hazard
-from costcache.policies.outcomes import Classes, Outcome
+from costcache.policies.outcomes import FAMILIES, Classes, Outcome
 from costcache.policies.pieces import Place
-from costcache.policies.survival import BINS, LifeTable, age_bin
+from costcache.policies.survival import ALL, BINS, LifeTable, age_bin
 from costcache.policies.worth import Worth, depth_steps
 from costcache.radix import Node
 from costcache.records import NodeRecord, Victim
@@ -310,7 +310,7 @@ def test_flops_count_more_in_the_depth() -> None:
 
 
 def test_classes_and_ages_that_were_left_out_are_worked_out_when_asked_for() -> None:
-    table = LifeTable(2, 5.0, 0.02)
+    table = LifeTable([ALL, ALL], 5.0, 0.02)
     for number in range(6):
         table.add_class(number % 2, 4.0 * (number % 3))
         table.used[number * BINS + 10 + number] = 100.0 * number
@@ -335,7 +335,7 @@ def test_classes_and_ages_that_were_left_out_are_worked_out_when_asked_for() -> 
 
 
 def test_classes_in_words() -> None:
-    table = LifeTable(6, 5.0, 0.02)
+    table = LifeTable(FAMILIES, 5.0, 0.02)
     classes = Classes(table)
     assert classes.label(classes.open) == "used once, by a request that has not ended"
     outcome = classes.outcome(RequestInfo(output_tokens=300, finish_reason="stop", priority=9))
@@ -354,7 +354,7 @@ def test_classes_in_words() -> None:
 
 
 def test_reasons_beyond_the_first_are_not_told_apart() -> None:
-    classes = Classes(LifeTable(6, 5.0, 0.02))
+    classes = Classes(LifeTable(FAMILIES, 5.0, 0.02))
     numbers = [classes.outcome(RequestInfo(finish_reason=str(n))) for n in range(10)]
     assert numbers == [0, 1, 2, 3, 4, 5, 6, 6, 6, 6]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costcache.policies.survival import BINS, LifeTable, age_bin, edges, index, survival
+from costcache.policies.survival import ALL, BINS, LifeTable, age_bin, edges, index, survival
 
 LIVES = st.lists(st.tuples(st.integers(0, 11), st.booleans(), st.integers(1, 50)), max_size=40)
 SHARES = st.lists(st.floats(0.0, 1.0), min_size=3, max_size=9)
@@ -94,14 +94,14 @@ def test_the_waits_that_are_left_out_cost_little(shares: list[float]) -> None:
 
 
 def test_an_empty_table_is_lru() -> None:
-    table = LifeTable(1, 5.0, 0.02)
+    table = LifeTable([ALL], 5.0, 0.02)
     table.add_class(0)
     worth = index(table.shares(np.zeros((BINS, 1)), 1e9), edges())[:-1, 0]
     assert (np.diff(worth[1:-1]) < 0).all()
 
 
 def test_classes_are_drawn_to_their_family_and_leave_it_with_evidence() -> None:
-    table = LifeTable(2, 5.0, 0.02)
+    table = LifeTable([ALL, ALL], 5.0, 0.02)
     rich, poor, other = table.add_class(0), table.add_class(0), table.add_class(1)
     at = age_bin(10.0)
     for _ in range(1000):
@@ -120,7 +120,7 @@ def test_classes_are_drawn_to_their_family_and_leave_it_with_evidence() -> None:
 
 def test_classes_with_a_scale_learn_from_each_other() -> None:
     """What is used every 8 seconds tells of what is used every 64: the same, eight times as slowly."""
-    table = LifeTable(1, 5.0, 0.02)
+    table = LifeTable([ALL], 5.0, 0.02)
     fast, slow = table.add_class(0, 8.0), table.add_class(0, 64.0)
     for _ in range(1000):
         table.interval(1)
@@ -134,7 +134,7 @@ def test_classes_with_a_scale_learn_from_each_other() -> None:
 
 
 def test_what_lives_counts_as_unused_so_far() -> None:
-    table = LifeTable(1, 1.0, 0.02)
+    table = LifeTable([ALL], 1.0, 0.02)
     table.add_class(0)
     for _ in range(10):
         table.interval(1)
@@ -146,7 +146,7 @@ def test_what_lives_counts_as_unused_so_far() -> None:
 
 
 def test_what_fades_weighs_less() -> None:
-    table = LifeTable(1, 1.0, 0.02)
+    table = LifeTable([ALL], 1.0, 0.02)
     table.add_class(0)
     table.used[3] = table.lost[5] = 8.0
     table.fade(0.25)

@@ -16,7 +16,7 @@ from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.model import ModelSpec
 from costcache.policies.hazard_order import Hazard
-from costcache.policies.outcomes import Classes
+from costcache.policies.outcomes import FAMILIES, Classes
 from costcache.policies.survival import BINS, LifeTable, age_bin
 from costcache.policies.tables import Tables, read_tables, tables_of
 from costcache.settings import Settings
@@ -73,7 +73,7 @@ def saved(cache: RadixCache, path: Path) -> Path:
 
 
 def started(path: Path, clock: Any = "seconds") -> tuple[LifeTable, Classes, float]:
-    table = LifeTable(6, 5.0, 0.02)
+    table = LifeTable(FAMILIES, 5.0, 0.02)
     classes = Classes(table)
     return table, classes, read_tables(path).start(table, classes, clock)
 
@@ -103,7 +103,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_class_is_known_again() -> None:
-    table = LifeTable(6, 5.0, 0.02)
+    table = LifeTable(FAMILIES, 5.0, 0.02)
     classes = Classes(table)
     infos = [
         RequestInfo(output_tokens=output, finish_reason=reason, priority=priority)
@@ -119,7 +119,7 @@ def test_every_kind_of_class_is_known_again() -> None:
             classes.after(classes.reused(hits, interval), outcome)
     kinds = classes.kinds()
     assert [classes.number_of(kind) for kind in kinds] == list(range(len(classes)))
-    other = Classes(LifeTable(6, 5.0, 0.02))
+    other = Classes(LifeTable(FAMILIES, 5.0, 0.02))
     for number, kind in enumerate(kinds):
         assert other.label(other.number_of(kind)) == classes.label(number)
 
