@@ -92,7 +92,8 @@ class Hazard(VictimOrder):
     next, and takes ten to twenty more in a large cache. Leaves are kept by class and age
     (:class:`costcache.policies.ages.AgeQueues`), and ranked anew after one request for each sixteen leaves,
     at most ``refresh``. An estimate takes a millisecond or two; it is renewed every ``refresh`` requests at
-    first and ten times as seldom later.
+    first and ten times as seldom later. Both are done when a request ends, and before a victim only where
+    none has ended for long.
 
     Memory: about 600 bytes a node; 300 a remembered one, all of which had no more tokens than ``ghosts``
     times the pool; and 2 KB a class, at most 768 of them.

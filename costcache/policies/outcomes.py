@@ -11,8 +11,8 @@ from costcache.records import RequestInfo
 __all__ = ["FAMILIES", "SPANS", "Classes", "Kind", "Outcome"]
 
 FAMILIES = (ALL, ALL, 1, 2, 3, 4)
-"""Of classes: used once, 2, 3 or 4, 5 to 8, 9 to 16 times, and more often. As long as nothing is known of what was
-used so often, it is like what was used half as often."""
+"""Of classes: used once, 2, 3 or 4, 5 to 8, 9 to 16 times, and more often. The first to be used so often, of
+which nothing is known yet, are like what was used half as often."""
 SPANS = [2.0**exponent for exponent in range(-1, 15)]
 """Mean intervals from which on classes of what was used more than once differ."""
 _OUTPUTS = (50, 200, 500)

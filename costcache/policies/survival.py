@@ -176,8 +176,8 @@ class LifeTable:
 
     A class is drawn to its family, a family to the one that it is most like or to all classes, and those to a
     share that is the same in each bin. Since bins double in width every second one, that share makes the
-    older the less likely to be used: the table starts as LRU. A class of what was used often has a time scale too, its mean interval; then it
-    is drawn as much to what its family does in units of that scale.
+    older the less likely to be used: the table starts as LRU. A class of what was used often has a time scale
+    too, its mean interval; then it is drawn as much to what its family does in units of that scale.
 
     Attributes:
         used: Tokens that were used again, by class and bin, ``BINS`` to a class.

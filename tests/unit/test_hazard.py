@@ -67,7 +67,7 @@ def worth_of(order: Hazard, record: NodeRecord) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("pool_size", [400, 4000])
+@pytest.mark.parametrize("pool_size", [400, 5000])
 def test_the_victim_is_the_one_that_a_look_at_all_leaves_finds(seed: int, pool_size: int) -> None:
     cache = new(pool_size, refresh=7)
     order = order_of(cache)
@@ -468,6 +468,67 @@ def test_requests_that_wait_while_others_evict(seed: int) -> None:
             check_books(cache)
     assert not cache._store.guard.fell_back
     check_structure(cache)
+
+
+def rankings(cache: RadixCache, *, finish: bool, at_once: int = 1) -> tuple[int, int]:
+    """How often a full cache ranks when requests end, and when victims are wanted."""
+    order = order_of(cache)
+    ended = wanted = 0
+    waiting: list[tuple[object, list[int]]] = []
+    for n, prompt in enumerate(stream(3, 600)):
+        waiting.append((object(), [*prompt, n]))
+        if len(waiting) < at_once:
+            continue
+        for name, tokens in waiting:
+            cache.match_prefix(tokens, name)
+            before = order._rank_at
+            cache.insert(tokens, request=name)  # evicts
+            wanted += order._full and order._rank_at != before
+        for name, tokens in waiting:
+            before = order._rank_at
+            if finish:
+                cache.finish(name, RequestInfo(output_tokens=len(tokens)))
+            ended += order._rank_at != before
+            if finish and order._full:
+                assert order._ghosts.tokens <= 2.0 * 300
+                assert not order._marked
+        waiting.clear()
+    return ended, wanted
+
+
+def test_what_victims_need_is_done_when_requests_end() -> None:
+    ended, wanted = rankings(new(300, refresh=7, ghosts=2.0), finish=True)
+    assert ended > 80
+    assert wanted == 1  # the first of all
+
+
+def test_a_host_that_does_not_say_when_requests_end_has_fresh_rankings_too() -> None:
+    ended, wanted = rankings(new(300, refresh=7, ghosts=2.0), finish=False)
+    assert ended == 0
+    assert wanted > 80
+
+
+def test_rankings_do_not_wait_for_many_requests_to_end() -> None:
+    ended, wanted = rankings(new(300, refresh=7, ghosts=2.0), finish=True, at_once=40)
+    assert ended >= 10
+    assert wanted >= 28  # twice and more in each forty
+
+
+@pytest.mark.parametrize("gap", [0.5, 8.0])
+def test_leaves_are_ranked_for_the_time_when_victims_are_wanted(gap: float) -> None:
+    cache = new(2000)
+    order = order_of(cache)
+    ahead = set()
+    for n in range(800):
+        cache.clock.advance(n * gap)
+        before = order._rank_at
+        ask(cache, [n % 150, n] * 5)
+        if order._full and order._rank_at != before and n > 400:
+            after = order._rank_at - order._requests
+            requests = min(0.35 * (1 + after), 3.0)
+            assert order._queues.now - order._now == pytest.approx(gap * requests, rel=0.01)
+            ahead.add(after)
+    assert max(ahead) > 8
 
 
 @pytest.mark.parametrize("seed", range(4))

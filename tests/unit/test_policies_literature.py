@@ -714,6 +714,21 @@ def test_ghosts_are_bounded_by_tokens_and_the_oldest_goes() -> None:
     assert ghosts.take(None) is None
 
 
+def test_ghosts_may_exceed_their_room_by_the_slack_until_they_are_fitted() -> None:
+    dropped: list[int] = []
+    ghosts: Ghosts[int] = Ghosts(100, dropped.append, slack=0.1)
+    for name in range(11):
+        ghosts.keep(name, 10, name)
+    assert (ghosts.tokens, dropped) == (110, [])
+    ghosts.keep(11, 1, 11)
+    assert (ghosts.tokens, dropped) == (91, [0, 1])
+    ghosts.keep(12, 10, 12)
+    ghosts.keep(13, 4, 13)
+    assert (ghosts.tokens, dropped) == (105, [0, 1])
+    ghosts.fit()
+    assert (ghosts.tokens, dropped) == (95, [0, 1, 2])
+
+
 ORDERS: dict[str, Callable[[int], Any]] = {
     "lru2": LRUK,
     "s3fifo": S3FIFO,

@@ -118,6 +118,29 @@ def test_classes_are_drawn_to_their_family_and_leave_it_with_evidence() -> None:
     assert table.shares(np.zeros((BINS, 3)), 1e9)[at, poor] < 0.05
 
 
+@pytest.mark.parametrize("scale", [0.0, 100.0])
+def test_a_family_is_drawn_to_the_one_that_it_is_most_like(scale: float) -> None:
+    """Of what is used for the ninth time nothing is known yet, but of the fifth, where most is used once."""
+    at = age_bin(100.0)
+    shares = []
+    for like in (ALL, 1):
+        table = LifeTable([ALL, ALL, like], 5.0, 0.02)
+        once, fifth, ninth = table.add_class(0), table.add_class(1, scale), table.add_class(2, scale)
+        for _ in range(1000):
+            table.interval(1)
+            table.used[fifth * BINS + at] += 1
+        for _ in range(50_000):
+            table.interval(1)
+            table.lost[once * BINS + age_bin(1000.0)] += 1
+        living = np.zeros((BINS, 3))
+        living[age_bin(20.0), ninth] = 1000.0  # none of it has come back, and none is older than that
+        shares.append(table.shares(living, 1e9)[:, ninth])
+    to_all, to_fifth = shares
+    assert to_all[at - 2 : at + 3].max() < 0.2
+    assert to_fifth[at - 2 : at + 3].max() > 0.3
+    assert to_fifth[: age_bin(10.0)].max() < 0.02
+
+
 def test_classes_with_a_scale_learn_from_each_other() -> None:
     """What is used every 8 seconds tells of what is used every 64: the same, eight times as slowly."""
     table = LifeTable([ALL], 5.0, 0.02)

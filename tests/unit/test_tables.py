@@ -102,6 +102,19 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert again.read_text() == path.read_text()
 
 
+def test_what_was_watched_before_is_saved_too(tmp_path: Path) -> None:
+    cache = lived()
+    path = saved(cache, tmp_path / "tables.json")
+    _, _, watched = started(path)
+    second = RadixCache(
+        MODEL, 50, policy="hazard", plugins=PLUGINS, policy_settings={"tables": str(path), "refresh": 5}
+    )
+    for n in range(20):
+        second.clock.advance(float(n))
+        ask(second, [n] * 10)
+    assert started(saved(second, tmp_path / "second.json"))[2] == pytest.approx(watched + 19.0)
+
+
 def test_every_kind_of_class_is_known_again() -> None:
     table = LifeTable(FAMILIES, 5.0, 0.02)
     classes = Classes(table)
