@@ -13,7 +13,7 @@ emptied.
 ``costcache{"headroom": 0.005}`` is the policy ``costcache`` with settings: the JSON object of
 ``--radix-eviction-policy-config``. ``costcache@FOLDER`` is that of another build, which is imported from
 FOLDER: plain Python beside the compiled one, say, which ``COSTCACHE_COMPILE=0 pip install --target FOLDER .``
-puts there. Both together are ``costcache{"headroom": 0.005}@FOLDER``.
+puts there. The report counts it apart. Both together are ``costcache{"headroom": 0.005}@FOLDER``.
 """
 
 from __future__ import annotations
@@ -263,6 +263,7 @@ def run() -> None:
                         "packages": ups[policy.text]["packages"],
                         "policy": policy.name,
                         "settings": policy.settings,
+                        "folder": policy.folder,
                         "turn": turn,
                     }
                     out.write(json.dumps({**line, **found}) + "\n")

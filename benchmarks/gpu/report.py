@@ -58,8 +58,9 @@ class Run:
 
     @property
     def policy(self) -> str:
-        """Its ``--radix-eviction-policy``, with its settings if it has any."""
-        return f"{self.name}{json.dumps(self.settings)}" if self.settings else self.name
+        """Its ``--radix-eviction-policy``, with its settings and its other build, if any."""
+        settings = json.dumps(self.settings) if self.settings else ""
+        return f"{self.name}{settings}@{self.folder}" if self.folder else self.name + settings
 
     @property
     def name(self) -> str:
@@ -70,6 +71,11 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """Its ``--radix-eviction-policy-config``."""
         return dict(self.line.get("settings", {}))
+
+    @property
+    def folder(self) -> str:
+        """Where its costcache was imported from; empty for the one that was installed."""
+        return str(self.line.get("folder", ""))
 
     @property
     def label(self) -> str:
@@ -116,7 +122,7 @@ def same(line: dict[str, Any]) -> str:
 
 
 def predict(runs: Sequence[Run], traces: Path) -> dict[str, Replay]:
-    """What the simulator says, by policy; nothing of models with states, or of several GPUs."""
+    """What the simulator says, by policy; nothing of other builds, models with states, or several GPUs."""
     line = runs[0].line
     if runs[0].ranks > 1:
         return {}
@@ -141,7 +147,7 @@ def predict(runs: Sequence[Run], traces: Path) -> dict[str, Replay]:
     return {
         policy: simulator.run(settings_of(run), line["pool"], serving=serving)
         for policy, run in {run.policy: run for run in runs}.items()
-        if run.name in SETTINGS
+        if run.name in SETTINGS and not run.folder
     }
 
 

@@ -78,7 +78,7 @@ def test_a_bad_policy_is_refused_by_name(
         assert part in error
 
 
-def test_a_run_with_settings_is_reported_apart(load: Any) -> None:
+def test_a_run_with_settings_or_of_another_build_is_reported_apart(load: Any) -> None:
     report = load("report")
     line = {
         "model": "llama-3-8b",
@@ -90,13 +90,15 @@ def test_a_run_with_settings_is_reported_apart(load: Any) -> None:
         "order": ["costcache", 'costcache{"headroom": 0.005}'],
         "policy": "costcache",
     }
-    older, bare, with_headroom = (
-        report.Run(each)
-        for each in (line, {**line, "settings": {}}, {**line, "settings": {"headroom": 0.005}})
-    )
+    older = report.Run(line)
+    bare = report.Run({**line, "settings": {}})
+    with_headroom = report.Run({**line, "settings": {"headroom": 0.005}})
+    before = report.Run({**line, "folder": "before"})
     assert older.label == bare.label == "costcache (compiled)"
     assert with_headroom.label == 'costcache{"headroom": 0.005} (compiled)'
-    assert with_headroom.policy != bare.policy == "costcache"
+    assert before.label == "costcache@before (compiled)"
+    assert len({bare.policy, with_headroom.policy, before.policy}) == 3
+    assert bare.policy == "costcache"
     assert report.settings_of(bare).headroom == 0.0
     assert report.settings_of(with_headroom).headroom == 0.005
     assert report.command(line).endswith("""--policies costcache 'costcache{"headroom": 0.005}'""")
