@@ -96,7 +96,7 @@ class Hazard(VictimOrder):
     none has ended for long.
 
     Memory: about 600 bytes a node; 300 a remembered one, all of which had no more tokens than ``ghosts``
-    times the pool; and 2 KB a class, at most 768 of them.
+    times the pool, and a twentieth of that until a request ends; and 2 KB a class, at most 768 of them.
     """
 
     def __init__(self, capacity: int, settings: HazardSettings, cost: CostModel | None = None) -> None:
