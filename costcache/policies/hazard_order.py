@@ -46,9 +46,9 @@ _LATE = 8
 _SLACK = 0.05
 """Share of the room for ghosts that may be exceeded until a request ends."""
 _AHEAD = 0.35
-"""Leaves are ranked for this share of the time until the next ranking, and not for now;"""
+"""Share of the time until the next ranking by which the time that leaves are ranked for is ahead of now."""
 _FURTHEST = 3.0
-"""but for so many requests from now at most."""
+"""Requests by which it is ahead at most."""
 _DELETE = Action.DELETE
 _victim = tuple_maker(Victim)
 
@@ -133,7 +133,7 @@ class Hazard(VictimOrder):
         self._requests = 0
         self._tables = None if settings.tables is None else load_tables(settings.tables)
         self._estimate_at = settings.refresh if self._tables is None else 0
-        self._rank_at = 0
+        self._rank_at = -_LATE  # so that the first victim is ranked for
         self._late = 0  # _LATE, once the host is known to say when requests end
         self._asked = False
 
@@ -440,6 +440,11 @@ class Hazard(VictimOrder):
         """Share used in each bin of age of what was not used before, float64 of shape [classes, BINS]."""
         return None if self._estimated is None else self._estimated.shares().T
 
+    @property
+    def time_watched(self) -> float:
+        """Time since the first interval began, and what the tables that it started from had watched."""
+        return self._now - self._began + self._before
+
     def against_lru(self) -> tuple[int, int, int]:
         """Tokens found that LRU would not have found, the reverse, and how often LRU stepped in."""
         self._catch_up()
@@ -458,11 +463,10 @@ class Hazard(VictimOrder):
     def next_victim(self, pool: str) -> Victim | None:
         if self._used:
             self._catch_up()
-        first = not self._full
         self._asked = self._full = True
         if self._marked:
             self._settle()
-        if first or self._requests >= self._rank_at + self._late:
+        if self._requests >= self._rank_at + self._late:
             if self._requests >= self._estimate_at:
                 self._estimate()
             else:
@@ -543,7 +547,7 @@ class Hazard(VictimOrder):
         at = np.clip(np.searchsorted(edges(), ages, side="right") - 1, 0, BINS - 1)
         at = at * classes + groups // self._depths
         living = added(at, risks, (BINS, classes))
-        watched = now - self._began + self._before
+        watched = self.time_watched
         self._estimated = self._table.estimate(living, watched)
         self._worth.learn(self._estimated, groups // self._depths, 2.0 * watched)
         self._rank()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HazardStates"]
 
-FAMILIES = 12
+FAMILIES = (ALL,) * 12
 GHOSTS = 8
 """States that went and are remembered, for each that is there."""
 LEAST = 1024
@@ -91,7 +91,7 @@ class HazardStates(StateOrder):
         self.period = refresh
         super().__init__()
         self._kv_bytes, self._state_bytes, self._power = kv_bytes, state_bytes, power
-        self._table = LifeTable([ALL] * FAMILIES, strength, 0.02)
+        self._table = LifeTable(FAMILIES, strength, 0.02)
         self._classes: dict[tuple[int, int, int | tuple[Kind | None, int]], int] = {}
         self._worth: list[list[float]] = []
         self._shares: NDArray[np.float64] | None = None

@@ -113,6 +113,22 @@ def _drawn(
     return shares
 
 
+def _by_kinship(
+    families: tuple[int, ...],
+    used: NDArray[np.float64],
+    at_risk: NDArray[np.float64],
+    prior: NDArray[np.float64] | float,
+    weight: NDArray[np.float64] | float,
+) -> NDArray[np.float64]:
+    """Shares of families, each drawn to those of the one that it is most like, or else to a prior."""
+    shares = _drawn(used, at_risk, prior, weight)
+    for number, like in enumerate(families):
+        if like != ALL:
+            own, its = slice(number, number + 1), slice(like, like + 1)
+            shares[:, own] = _drawn(used[:, own], at_risk[:, own], shares[:, its], weight)
+    return shares
+
+
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
     import numpy as np
 
@@ -277,16 +293,10 @@ class Estimate:
         used_by = kin.by_family(used)
         at_risk = _at_risk(used_by, kin.by_family(lost))
         of_all = _drawn(used_by[:, -1:], at_risk[:, -1:], share, weight)
-        self._by_family = by_family = _drawn(used_by, at_risk, of_all, weight)
-        used_by_scale, lost_by_scale = kin.by_scale(used), kin.by_scale(lost)
-        self._by_scale = by_scale = survival(used_by_scale, lost_by_scale, share, once)
-        for number, like in enumerate(kin.families):
-            if like != ALL:
-                own, its = slice(number, number + 1), slice(like, like + 1)
-                by_family[:, own] = _drawn(used_by[:, own], at_risk[:, own], by_family[:, its], weight)
-                by_scale[:, own] = survival(
-                    used_by_scale[:, own], lost_by_scale[:, own], by_scale[:, its], once
-                )
+        self._by_family = _by_kinship(kin.families, used_by, at_risk, of_all, weight)
+        used_by = kin.by_scale(used)
+        at_risk = _at_risk(used_by, kin.by_scale(lost))
+        self._by_scale = _by_kinship(kin.families, used_by, at_risk, share, once)
 
     def __len__(self) -> int:
         """Number of classes."""

@@ -231,7 +231,7 @@ def tables_of(order: Hazard) -> Tables:
                 lost=_short(lost[row]),
             )
         )
-    watched, clock = max(0.0, now - order._began + order._before), order._clock or "requests"
+    watched, clock = max(0.0, order.time_watched), order._clock or "requests"
     return Tables(
         clock=clock,
         watched=watched,
