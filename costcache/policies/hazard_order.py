@@ -445,6 +445,11 @@ class Hazard(VictimOrder):
         """Time since the first interval began, and what the tables that it started from had watched."""
         return self._now - self._began + self._before
 
+    @property
+    def gap(self) -> float:
+        """Mean time between its own requests."""
+        return (self._now - self._began) / max(1, self._requests)
+
     def against_lru(self) -> tuple[int, int, int]:
         """Tokens found that LRU would not have found, the reverse, and how often LRU stepped in."""
         self._catch_up()
@@ -515,12 +520,11 @@ class Hazard(VictimOrder):
         if self._wanted:
             self._let_go(self._requests)
         self._shadow.end_span()
-        requests, now = self._requests, self._now
         after = min(self._refresh_after, 1 + len(self._queues) // _TICKS)
-        self._rank_at = requests + after
+        self._rank_at = self._requests + after
         # The next victims are not wanted before the next request comes.
         ahead = min(_AHEAD * (1 + after), _FURTHEST)
-        self._queues.rank(now + ahead * (now - self._began) / max(1, requests))
+        self._queues.rank(self._now + ahead * self.gap)
 
     def _estimate(self) -> None:
         import numpy as np

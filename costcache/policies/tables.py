@@ -202,7 +202,7 @@ def _problem(item: Any) -> str:
 
 def tables_of(order: Hazard) -> Tables:
     """What an order has learned up to now. What waits for its next use is in it as not used yet."""
-    table, now, requests = order._table, order._now, order._requests
+    table, now = order._table, order._now
     used, lost = list(table.used), list(table.lost)
     queues = order._queues
     for run in queues.runs():
@@ -235,7 +235,7 @@ def tables_of(order: Hazard) -> Tables:
     return Tables(
         clock=clock,
         watched=watched,
-        seconds_per_request=watched / requests if clock == "seconds" and requests and watched else None,
+        seconds_per_request=(order.gap or None) if clock == "seconds" else None,
         tokens=table.tokens,
         squares=table.squares,
         classes=classes,

@@ -112,7 +112,10 @@ def test_what_was_watched_before_is_saved_too(tmp_path: Path) -> None:
     for n in range(20):
         second.clock.advance(float(n))
         ask(second, [n] * 10)
-    assert started(saved(second, tmp_path / "second.json"))[2] == pytest.approx(watched + 19.0)
+    path = saved(second, tmp_path / "second.json")
+    assert started(path)[2] == pytest.approx(watched + 19.0)
+    # Of its own requests, not of what others watched.
+    assert read_tables(path).seconds_per_request == pytest.approx(19.0 / 20)
 
 
 def test_every_kind_of_class_is_known_again() -> None:
