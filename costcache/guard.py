@@ -1,106 +1,62 @@
-"""Keeps a policy from hurting the cache: an order that raises is dropped for LRU."""
+"""Keeps plugins from hurting the cache: checks every answer of an order or a hook."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import operator
 import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from costcache.orders import VictimOrder, overridden
+from costcache.eviction import EvictionCounters
+from costcache.orders import VictimOrder
 from costcache.policies.lru import LRU
-from costcache.records import Action, NodeRecord, Victim
+from costcache.policies.states import StateOrder, state_lru
+from costcache.records import Action, NodeRecord, PoolState, Victim
 
-__all__ = ["OrderGuard"]
+__all__ = ["HookGuard", "OrderGuard"]
 
 logger = logging.getLogger("costcache")
 
-EVENTS = (
-    "insert",
-    "use",
-    "touch",
-    "refresh",
-    "split",
-    "trim",
-    "remove",
-    "lock",
-    "unlock",
-    "attach",
-    "detach",
-    "consume",
-    "finish",
-    "defer",
-)
-
-
-_OF_TWO = frozenset({"split", "trim", "finish"})
-"""Events that tell of two things. Calls with ``*`` would cost as much as a short handler."""
-
 
 class OrderGuard:
-    """One order's event handlers, each None where the order does not listen.
+    """An order, until it raises or answers nonsense; LRU over the same records from then on.
 
-    A handler that raises, or an order that is reported by :meth:`drop`, is replaced by LRU, made
-    from the records that the cache holds, until the cache is reset. Since every rank feeds
-    its order the same events, every rank drops it at the same point.
+    Every rank feeds its order the same events, so every rank drops it at the same point.
 
     Attributes:
         name: Name of the policy in force; ``"lru"`` after a fallback.
         order: The order in force.
-        fallbacks: How often an order was dropped: 0 or 1.
-        records: Gives the records of the nodes that the cache holds, in order of creation.
-        fallback: Makes the LRU order that takes over.
+        fallbacks: Orders dropped: 0 or 1.
     """
 
-    __slots__ = (*EVENTS, "fallback", "fallbacks", "name", "order", "records")
-
-    insert: Callable[..., None] | None
-    use: Callable[..., None] | None
-    touch: Callable[..., None] | None
-    refresh: Callable[..., None] | None
-    split: Callable[..., None] | None
-    trim: Callable[..., None] | None
-    remove: Callable[..., None] | None
-    lock: Callable[..., None] | None
-    unlock: Callable[..., None] | None
-    attach: Callable[..., None] | None
-    detach: Callable[..., None] | None
-    consume: Callable[..., None] | None
-    finish: Callable[..., None] | None
-    defer: Callable[..., None] | None
+    __slots__ = ("_listen", "_records", "fallbacks", "name", "order")
 
     def __init__(
         self,
         name: str,
         order: VictimOrder,
         records: Callable[[], Iterable[NodeRecord]],
-        fallback: Callable[[], VictimOrder] = LRU,
+        listen: Callable[[VictimOrder], None],
     ) -> None:
         """Guard ``order``.
 
         Args:
             name: The policy's name, for messages.
             order: The order.
-            records: Gives the records of the nodes that the cache holds, in order of creation.
-            fallback: Makes the LRU order that takes over.
+            records: Gives the records that the cache has, in order of creation.
+            listen: Called with the order that takes over, to send it the events from now on.
         """
-        self.fallback = fallback
         self.name = name
         self.order = order
         self.fallbacks = 0
-        self.records = records
-        for event in EVENTS:
-            handler = overridden(order, event)
-            setattr(self, event, handler and self._guarded(event, handler))
-
-    @property
-    def fell_back(self) -> bool:
-        """True once the order has been dropped for LRU."""
-        return self.fallbacks > 0
+        self._records = records
+        self._listen = listen
 
     def next_victim(self, pool: str) -> Victim | None:
-        """Ask the order; an order that raises or answers nonsense is dropped and LRU is asked."""
+        """Ask the order; one that raises or answers nonsense is dropped and LRU is asked."""
         if not self.fallbacks:
             try:
                 answer: Any = self.order.next_victim(pool)
@@ -123,7 +79,7 @@ class OrderGuard:
         return self.order.next_victim(pool)
 
     def drop(self, why: str, error: Exception | None = None) -> None:
-        """Replace the order by LRU; logged once, with the traceback where there is one."""
+        """Replace the order by LRU until the pool is reset; logged with the traceback, if there is one."""
         logger.error(
             "policy %r is dropped for 'lru' until the cache is reset: %s",
             self.name,
@@ -132,28 +88,88 @@ class OrderGuard:
         )
         self.fallbacks += 1
         self.name = "lru"
-        self.order = self.fallback()
-        for event in EVENTS:
-            setattr(self, event, overridden(self.order, event))
-        self.order.load(self.records())
+        self.order = state_lru() if isinstance(self.order, StateOrder) else LRU()
+        self._listen(self.order)
+        self.order.load(self._records())
 
-    def _guarded(self, event: str, handler: Callable[..., None]) -> Callable[..., None]:
-        def call(record: Any) -> None:
-            if self.fallbacks:
-                return  # from a walk that began before the fallback: record.data is LRU's now
-            try:
-                handler(record)
-            except Exception as error:
-                # The cache is consistent before every event, so LRU can start from its records;
-                # they include what this event told.
-                self.drop(f"{event} raised", error)
 
-        def call_with_two(first: Any, second: Any) -> None:
-            if self.fallbacks:
-                return
-            try:
-                handler(first, second)
-            except Exception as error:
-                self.drop(f"{event} raised", error)
+class HookGuard:
+    """The two eviction hooks of an architecture plugin, bound to its model and settings.
 
-        return call_with_two if event in _OF_TWO else call
+    Attributes:
+        counters: Counts of the pool; answers that were replaced are counted here.
+    """
+
+    __slots__ = ("_adjust", "_free_target", "_plugin", "_reported", "counters")
+
+    def __init__(
+        self,
+        plugin: str,
+        free_target: Callable[[PoolState], Any] | None = None,
+        adjust: Callable[[PoolState, int], Any] | None = None,
+    ) -> None:
+        """Guard a plugin's hooks.
+
+        Args:
+            plugin: The plugin's name, for messages.
+            free_target: Its free target; none by default, which keeps no headroom.
+            adjust: Its adjusted count; the request itself by default.
+        """
+        self.counters = EvictionCounters()
+        self._plugin = plugin
+        self._free_target = free_target
+        self._adjust = adjust
+        self._reported: set[str] = set()
+
+    def headroom(self, state: PoolState) -> int:
+        """Units that the free target leaves free in a pool of this state."""
+        if self._free_target is None:
+            return 0
+        try:
+            share = self._free_target(state)
+        except Exception as error:
+            self._replaced("free_target", "raised", "0", error)
+            return 0
+        if isinstance(share, (float, int)) and not share:
+            return 0  # the usual answer
+        if isinstance(share, float) and 0.0 <= (plain := float(share)) < 1.0:  # numpy's are floats, too
+            return math.ceil(plain * state.capacity)
+        self._replaced(
+            "free_target", f"answered {reprlib.repr(share)}, not a share from 0.0 to below 1.0", "0"
+        )
+        return 0
+
+    def adjusted(self, state: PoolState, requested: int) -> int:
+        """Units to evict for ``requested``: the plugin's count, from ``requested`` up to the capacity."""
+        if self._adjust is None:
+            return requested
+        try:
+            count = self._adjust(state, requested)
+        except Exception as error:
+            self._replaced("adjust_eviction_count", "raised", "the request itself", error)
+            return requested
+        if type(count) is not int:
+            with contextlib.suppress(Exception):  # numpy's integers are welcome, True is not
+                count = -1 if isinstance(count, bool) else operator.index(count)
+        if type(count) is int and (count == requested or requested < count <= state.capacity):
+            return count
+        self._replaced(
+            "adjust_eviction_count",
+            f"answered {reprlib.repr(count)}, not an int from {requested} (requested) "
+            f"to {state.capacity} (capacity)",
+            "the request itself",
+        )
+        return requested
+
+    def _replaced(self, hook: str, what: str, by: str, error: Exception | None = None) -> None:
+        self.counters.clamped += 1
+        if hook not in self._reported:
+            self._reported.add(hook)
+            logger.error(
+                "plugin %r: %s %s; it counts as %s (logged once)",
+                self._plugin,
+                hook,
+                what,
+                by,
+                exc_info=error,
+            )

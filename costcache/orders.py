@@ -1,6 +1,6 @@
-"""Victim orders: which node goes next.
+"""Victim orders: which node is evicted next.
 
-There are two ways to write one. A :class:`KeyedOrder` defines one function, ``key(record)``;
+There are two ways to write one. A :class:`KeyedOrder` defines one function, ``key(record)``, and
 the framework keeps the heap. A :class:`VictimOrder` takes the events and keeps its own
 structure.
 """
@@ -25,9 +25,9 @@ _victim = tuple_maker(Victim)
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class VictimOrder:
-    """Base of every order: takes the events of a cache and names victims.
+    """Base of every order: takes the events of a pool and names victims.
 
-    The cache updates a record before it calls the event. An event that a subclass does not
+    The pool updates a record before it calls the event. An event that a subclass does not
     override is never called, so unused events cost nothing. Orders must be deterministic:
     no wall clock, no ``hash()``, no unseeded randomness, because under tensor parallelism
     every rank evicts on its own and must choose the same victims.
@@ -37,73 +37,70 @@ class VictimOrder:
         """A node was made, as a leaf."""
 
     def use(self, record: NodeRecord) -> None:
-        """A request used the node for the first time: its uses and last use moved, and its recency.
+        """A request used the node for the first time: its uses, last use and recency changed.
 
-        Once for a request and node; :meth:`touch` follows.
+        Called once per request and node; :meth:`touch` follows.
         """
 
     def touch(self, record: NodeRecord) -> None:
-        """A request used the node, maybe again: its recency moved."""
+        """A request used the node, maybe again: its recency changed."""
 
     def refresh(self, record: NodeRecord) -> None:
-        """The node's recency moved, or its priority rose, without a use: a waiting request wants it."""
+        """The node's recency changed, or its priority rose, without a use: a waiting request wants it."""
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
-        """``prefix`` was split off the front of ``tail``, whose record stays; history is inherited."""
+        """``prefix`` was split off the front of ``tail``, whose record stays; it inherits the history."""
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
-        """The last ``tokens`` tokens of the victim went; the rest stays and may go later."""
+        """The last ``tokens`` tokens of the victim were evicted; the rest stays and may be evicted later."""
 
     def remove(self, record: NodeRecord) -> None:
-        """The node went. ``record.parent`` is still its parent, whose counts are up to date."""
-
-    def lock(self, record: NodeRecord) -> None:
-        """The node became locked: not a victim until it is unlocked."""
+        """The node was evicted. ``record.parent`` is still its parent, whose counts are up to date."""
 
     def unlock(self, record: NodeRecord) -> None:
-        """The last lock on a leaf went. Other nodes are unlocked without a word: they cannot go yet."""
+        """The last lock on a leaf was released. Interior nodes raise no event: they are not evictable yet."""
 
     def attach(self, record: NodeRecord) -> None:
         """Models with states: a state was kept at the end of the node."""
 
     def detach(self, record: NodeRecord) -> None:
-        """Models with states: the node's state went, and the node stays."""
+        """Models with states: the node's state was evicted, and the node stays."""
 
     def consume(self, record: NodeRecord) -> None:
-        """Models with states: a request goes on from the node's state."""
+        """Models with states: a request resumes from the node's state."""
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
-        """A request ended. What it made: ``request.end`` and its ancestors with its number as creator."""
+        """A request ended. ``request.end`` and its ancestors of which it is the creator are its own."""
 
     def next_victim(self, pool: str) -> Victim | None:
         """Name the next victim of ``pool``.
 
-        If the victim is taken, :meth:`remove` or :meth:`trim` follows before the next call. If neither
-        does, it cannot be taken now: do not name it again until :meth:`defer`, which comes at the
+        If the victim is evicted, :meth:`remove` or :meth:`trim` follows before the next call. If neither
+        does, it cannot be evicted now: do not name it again until :meth:`defer`, which comes at the
         end of the eviction.
 
         Returns:
-            An unlocked leaf (or, for states, a node with a state), or None when there is none.
+            An unlocked leaf (or, for states, a node with a state), or None if there is none.
         """
         raise NotImplementedError(f"{type(self).__name__} must define next_victim(pool)")
 
     def defer(self, victim: Victim) -> None:
-        """The victim could not be taken; the eviction is over; offer it again from now on."""
+        """The victim could not be evicted, and the eviction is over; offer it again from now on."""
 
     def load(self, records: Iterable[NodeRecord]) -> None:
-        """Start from the nodes of a cache that already exist, in order of creation."""
+        """Start from the nodes of a cache that is in use, in order of creation."""
         for record in records:
             record.data = None
             self.insert(record)
 
     def explained(self) -> Explained | None:
-        """The order seen by its classes, for ``costcache explain``; None where it has none."""
+        """View of the order by its classes, for ``costcache explain``; None if it has none."""
         return None
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KeyedOrder(VictimOrder):
-    """An order given by a key: the unlocked leaf with the lowest ``key(record)`` goes first.
+    """An order given by a key: evicts the unlocked leaf with the lowest ``key(record)``.
 
     This is the whole of a policy::
 
@@ -111,22 +108,23 @@ class KeyedOrder(VictimOrder):
             def key(self, record):
                 return (record.uses, record.recency)
 
-    Keys of one order must compare with each other; equal keys go by ``record.serial``.
+    Keys of one order must compare with each other; ties are broken by ``record.serial``.
     O(log n) per victim, whatever the number of leaves.
 
     Attributes:
         rises: True promises that a touch, a refresh and a finish never lower a record's key.
-            Then an outdated heap entry is always too low, and it is enough to correct it when it
-            surfaces. False re-queues a record at every touch.
+            Then a stale heap entry is always too low, and it is enough to correct it when it
+            surfaces. False requeues a record at every touch.
     """
 
     rises: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        # A record has one valid entry at most: the one whose key is in record.data. Entries that come in
-        # ascending order, under LRU almost all, stand in a line; the others are in a heap. The lowest of both
-        # is next. A line costs no comparisons of entries all over the memory, as a heap does. An entry, (key,
-        # serial, record), is Any since to compare two gives what their keys give: numpy's give no bool.
+        # A record has at most one valid entry, the one whose key is in record.data. Entries that arrive in
+        # ascending order, almost all of them under LRU, are in a line; the others are in a heap. The lowest
+        # of both is next. A line needs no comparisons of entries all over the memory, as a heap does. An
+        # entry, (key, serial, record), is Any because comparing two gives what comparing their keys gives:
+        # with numpy's, no bool.
         self._line: deque[Any] = deque()
         self._heap: list[Any] = []
         self._queued = 0
@@ -138,7 +136,7 @@ class KeyedOrder(VictimOrder):
                     setattr(self, event, self._requeue)
 
     def key(self, record: NodeRecord) -> Any:
-        """Rank of a record; the lowest goes first."""
+        """Rank of a record; the lowest is evicted first."""
         raise NotImplementedError(f"{type(self).__name__} must define key(record)")
 
     def insert(self, record: NodeRecord) -> None:
@@ -146,7 +144,7 @@ class KeyedOrder(VictimOrder):
             self._push(record)
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
-        self._requeue(tail)  # its depth and tokens changed: its key may be lower now
+        self._requeue(tail)  # its depth and tokens changed, so its key may be lower now
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._named = None
@@ -184,9 +182,9 @@ class KeyedOrder(VictimOrder):
             in_line = bool(line) and not (heap and heap[0] < line[0])
             key, serial, record = line[0] if in_line else heap[0]
             data = record.data
-            if data is not None and data == key:  # else left over from an earlier place in the queue
+            if data is not None and data == key:  # else the entry is stale
                 if record.live_children or record.locks or record is named:
-                    record.data = None  # comes back as an unlocked leaf again, or with defer
+                    record.data = None  # queued again as an unlocked leaf, or by defer
                     self._queued -= 1
                 elif self.rises and (current := self.key(record)) != key:
                     if not in_line:
@@ -197,7 +195,7 @@ class KeyedOrder(VictimOrder):
                     self._put(record, current)
                     continue
                 else:
-                    # It stays in its place: a trim leaves it there.
+                    # The entry stays: after a trim, the usual end of an eviction, it is next again.
                     self._named = record
                     return _victim((record, _DELETE, None))
             if in_line:
@@ -227,7 +225,7 @@ class KeyedOrder(VictimOrder):
             line.append(entry)
         else:
             heapq.heappush(heap, entry)
-        if len(line) + len(heap) > 2 * self._queued + 1024:  # mostly leftovers: drop them
+        if len(line) + len(heap) > 2 * self._queued + 1024:  # mostly stale entries: drop them
             kept = [e for e in line if e[2].data is not None and e[2].data == e[0]]
             line.clear()
             line.extend(kept)
@@ -236,7 +234,7 @@ class KeyedOrder(VictimOrder):
 
 
 def overridden(order: VictimOrder, event: str) -> Callable[..., None] | None:
-    """The order's handler of ``event``, or None where it is the base class's empty one."""
+    """The order's handler of ``event``, or None if it is the base class's empty one."""
     # Of a compiled class there are no functions to compare, and its objects need not have a __dict__.
     inherited = getattr(type(order), event) is getattr(VictimOrder, event)
     if inherited and event not in getattr(order, "__dict__", ()):

@@ -1,4 +1,4 @@
-"""What an eviction order sees: one record per node of a cache, and the state of a pool.
+"""The facts that an eviction order sees: one record per node of a cache, and the state of a pool.
 
 Orders see records only, never a tree, so the same order object serves the generic radix cache,
 the simulator and the server adapter.
@@ -30,12 +30,12 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 def tuple_maker(kind: type[T]) -> Callable[[tuple[Any, ...]], T]:
-    """Make named tuples of all their fields, in order: without the Python code of their constructor."""
+    """Return a constructor of ``kind`` from all fields in order, which skips the Python code of its own."""
     return partial(tuple.__new__, kind)
 
 
 class Action(Enum):
-    """What to do with a victim."""
+    """The action on a victim."""
 
     DELETE = "delete"
     """Free the node's tokens (or its tail's, when it is trimmed) and, once it is empty, the node."""
@@ -47,11 +47,11 @@ class Clock:
     """Logical time, made from the request stream alone, so that every rank reads the same.
 
     Attributes:
-        requests: How many requests have begun.
-        accesses: How many walks of the tree have happened; orders recency.
-        now: The reading that orders use: stream seconds once :meth:`advance` has been called; the count of
-            requests until then.
-        in_seconds: Whether it has been.
+        requests: Requests that have begun.
+        accesses: Walks of the tree; recency is counted in these.
+        now: The reading that orders use: the count of requests, or stream seconds once :meth:`advance` was
+            called.
+        in_seconds: Whether ``now`` is in stream seconds.
     """
 
     __slots__ = ("accesses", "in_seconds", "now", "requests")
@@ -85,14 +85,14 @@ class Clock:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class State:
-    """A checkpoint of a recurrent state, at the end of a node: where a request can go on.
+    """A checkpoint of a recurrent state at the end of a node, from which a request can resume.
 
     Attributes:
-        slot: Slot of the state pool that holds it.
+        slot: Slot of the state pool that it is in.
         locks: Locks on it; a locked state is never a victim.
-        uses: Requests that went on from it, and the one that made it.
-        last_use: Clock reading of the last of them.
-        recency: ``Clock.accesses`` of the last of them.
+        uses: Requests that resumed from it, and the one that made it.
+        last_use: Clock reading of its last use.
+        recency: ``Clock.accesses`` at its last use.
         created: ``Clock.accesses`` when it was made.
     """
 
@@ -110,29 +110,27 @@ class State:
 class NodeRecord:
     """The facts of one tree node that an eviction order may use.
 
-    The cache keeps every field up to date; an order reads them and writes only ``data``.
+    The pool keeps every field up to date; an order reads them and writes only ``data``.
 
     Attributes:
         serial: Number of the node in order of creation, equal on every rank; breaks ties.
-        parent: Record of the parent node; None for a root and for a node that has gone.
-        tokens: Tokens that the node holds.
-        depth: Tokens of the prefix in front of the node: it covers [depth, depth + tokens).
-        uses: Requests that used the node, the one that made it included; one per request.
+        parent: Record of the parent node; None for a root and for an evicted node.
+        tokens: Tokens of the node.
+        depth: Tokens of the prefix before the node: it covers [depth, depth + tokens).
+        uses: Requests that used the node, including the one that made it; one per request.
         last_use: Clock reading of the last counted use.
-        recency: ``Clock.accesses`` at the last touch or refresh. A refresh moves this alone.
-        created: ``Clock.accesses`` at creation; the prefix part of a split inherits it.
-        creator: Number of the request that made the node; inherited on a split.
-        live_children: Child nodes that hold tokens. A node without any is a leaf.
-        locks: Locks on the node itself, plus its children that are locked. Locked nodes
-            are never victims.
+        recency: ``Clock.accesses`` at the last touch or refresh. A refresh changes nothing else.
+        created: ``Clock.accesses`` at creation; the prefix of a split inherits it.
+        creator: Number of the request that made the node; the prefix of a split inherits it.
+        live_children: Child nodes in the cache. A node without any is a leaf.
+        pins: Pins on this very node.
+        locks: Its pins, plus its children that are locked. A locked node is never a victim.
         priority: Highest priority of the requests that inserted it.
-        state: Models with states: the checkpoint at the end of this node, None where there is none.
-        bytes: Bytes of KV memory, per rank, that deleting the node frees.
-        data: Free for the order's own use; None when the node is created.
+        state: Models with states: the checkpoint at the end of this node, or None.
+        data: For the order's own use; None when the node is created.
     """
 
     __slots__ = (
-        "bytes",
         "created",
         "creator",
         "data",
@@ -141,6 +139,7 @@ class NodeRecord:
         "live_children",
         "locks",
         "parent",
+        "pins",
         "priority",
         "recency",
         "serial",
@@ -160,10 +159,10 @@ class NodeRecord:
         self.created = 0
         self.creator = 0
         self.live_children = 0
+        self.pins = 0
         self.locks = 0
         self.priority = 0
         self.state: State | None = None
-        self.bytes = 0
         self.data: Any = None
 
     @property
@@ -173,9 +172,9 @@ class NodeRecord:
 
     @property
     def replay(self) -> int:
-        """Tokens from the nearest live state in front of this node's end, not its own, to its end.
+        """Tokens to recompute if this node's own state is evicted, in models with states.
 
-        Models with states recompute so many if its own state is not there. O(nodes in between).
+        They reach from the nearest state before it to the end of the node. O(nodes in between).
         """
         above = self.parent
         while above is not None and above.state is None:
@@ -184,30 +183,31 @@ class NodeRecord:
 
     @property
     def is_dead(self) -> bool:
-        """Models with states: True for a leaf without a state, which no request can go on from."""
+        """Models with states: True for a leaf without a state, from which no request can resume."""
         return self.state is None and self.is_leaf
 
     @property
     def is_leaf(self) -> bool:
-        """True for a node that holds tokens and has no live children."""
+        """True for a node of the cache without live children."""
         return not self.live_children and self.parent is not None
 
     @property
     def is_evictable(self) -> bool:
-        """True for an unlocked leaf: what an order may name as a victim."""
+        """True for an unlocked leaf, which an order may name as a victim."""
         return not self.live_children and not self.locks and self.parent is not None
 
     def prefix_hash(self, offset: int = 0) -> int | None:  # noqa: ARG002 # for caches that can tell
-        """A name for what the node holds, by which a policy knows it when it comes back as a new node.
+        """Hash of the prefix, by which a policy recognises an evicted node that is made again.
 
-        64 bits made of the whole prefix up to the end of the node's first page, or of the page that
-        begins ``offset`` tokens behind its start: the same in every process, and untouched by where nodes in
-        front of it begin and end. None in a cache that cannot tell; then every node is a stranger.
+        64 bits made of the whole prefix up to the end of the node's first page, or of the page that begins
+        ``offset`` tokens after its start. The same in every process, and independent of where the nodes
+        before it begin and end. None if the cache cannot hash prefixes; evicted nodes are then never
+        recognised.
         """
         return None
 
     def inherit(self, tail: NodeRecord) -> None:
-        """Take over the history of ``tail``, of which this node was just split off as prefix."""
+        """Take over the history of ``tail``, from which this node was just split off as the prefix."""
         self.uses = tail.uses
         self.last_use = tail.last_use
         self.recency = tail.recency
@@ -223,14 +223,14 @@ class NodeRecord:
 
 
 class Victim(NamedTuple):
-    """What an order answers: a record and what to do with it.
+    """An order's answer: a record, and the action on it.
 
     Attributes:
-        record: The leaf, or the node whose state goes.
-        action: What to do with it.
-        tokens: The last tokens of the leaf that may go; None for all. What is in front of them is worth
-            more to the order, which may name the rest again. A cache that trims in larger steps, or
-            not at all, takes more.
+        record: The leaf, or the node whose state is evicted.
+        action: The action.
+        tokens: Last tokens of the leaf that may be evicted; None for all. The tokens before them are worth
+            more to the order, which may name the rest again. A cache that trims in larger steps, or not at
+            all, evicts more.
     """
 
     record: NodeRecord
@@ -238,7 +238,7 @@ class Victim(NamedTuple):
     tokens: int | None = None
 
     def at_most(self, needed: int) -> int:
-        """Of the ``needed`` tokens, at least 1, those that may go from this leaf now."""
+        """Tokens of this leaf that may be evicted now: ``needed`` or fewer, and at least 1."""
         tokens = self.tokens
         return needed if tokens is None or tokens >= needed else max(1, tokens)
 
@@ -248,11 +248,11 @@ class PoolState(NamedTuple):
 
     Attributes:
         pool: Name of the pool (``"kv"``, ``"swa"``, ``"state"``).
-        unit: What the counts below count: ``"tokens"``, ``"states"`` or ``"bytes"``.
+        unit: The unit of the counts below: ``"tokens"``, ``"states"`` or ``"bytes"``.
         capacity: Units that the pool has.
         free: Units that nobody uses.
         evictable: Cached units that no lock protects.
-        held: Units that running requests own outside the cache.
+        reserved: Units that running requests own outside the cache.
         page_size: Tokens per page.
     """
 
@@ -261,13 +261,13 @@ class PoolState(NamedTuple):
     capacity: int
     free: int
     evictable: int
-    held: int
+    reserved: int
     page_size: int
 
     def in_pages(self, requested: int) -> int:
-        """``requested`` units as the pool can free them: tokens in whole pages, up to its capacity.
+        """Round ``requested`` units up to what the pool can free: tokens in whole pages, up to its capacity.
 
-        Never under ``requested``.
+        Never below ``requested``.
         """
         rest = requested % self.page_size if self.unit == "tokens" else 0
         if not rest:
@@ -277,15 +277,15 @@ class PoolState(NamedTuple):
 
 
 class RequestInfo(NamedTuple):
-    """What is known of a request when it finishes; everything is optional.
+    """The facts known of a request when it finishes; everything is optional.
 
     Attributes:
         output_tokens: Tokens generated.
-        new_tokens: Prompt tokens that the cache did not have when the request began, None where unknown.
+        new_tokens: Prompt tokens that the cache did not have when the request began, None if unknown.
         finish_reason: ``"stop"``, ``"tool_call"``, ``"length"``, ``"abort"``, or the
-            server's own word; None where unknown.
+            server's own word; None if unknown.
         priority: The request's priority; higher is kept longer by the ``priority`` order.
-        session: Name of the session that the request belongs to, None where unknown.
+        session: Name of the session that the request belongs to, None if unknown.
     """
 
     output_tokens: int = 0
@@ -296,23 +296,21 @@ class RequestInfo(NamedTuple):
 
 
 class RequestRecord:
-    """What the cache remembers of a running request.
+    """A pool's record of a running request.
 
     Attributes:
         number: The request's number in the stream, from 1.
-        began: Clock reading at its start.
-        in_seconds: The clock reads stream seconds, and not the count of requests.
+        in_seconds: Whether the clock reads stream seconds, and not the count of requests.
         end: Record of the deepest node that it used or made.
         counted: Tokens of its prefix whose nodes have already counted this request's use.
         matched: Tokens that its first match found.
         oversized: True once it was longer than the whole pool.
     """
 
-    __slots__ = ("began", "counted", "end", "in_seconds", "matched", "number", "oversized")
+    __slots__ = ("counted", "end", "in_seconds", "matched", "number", "oversized")
 
-    def __init__(self, number: int, began: float, in_seconds: bool = False) -> None:
+    def __init__(self, number: int, in_seconds: bool = False) -> None:
         self.number = number
-        self.began = began
         self.in_seconds = in_seconds
         self.end: NodeRecord | None = None
         self.counted = 0

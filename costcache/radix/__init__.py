@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from costcache.radix.cache import CacheStats, Inserted, Match, RadixCache
+from costcache.radix.cache import RadixCache
 from costcache.radix.events import Cleared, Event, Removed, Stored
 from costcache.radix.node import Node
+from costcache.radix.results import CacheStats, Inserted, Match
 from costcache.radix.statecache import StateCache, StateMatch
 
 __all__ = [

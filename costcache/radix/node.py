@@ -1,4 +1,4 @@
-"""A node of the radix tree: a record, plus the key, the slots and the children."""
+"""A node of the radix tree: a record with a key, slots and children."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Node", "Root"]
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Node(NodeRecord):
-    """One edge of the tree: whole pages of a prefix that their requests share.
+    """One edge of the tree: whole pages of a prefix that its requests share.
 
     Attributes:
         key: The node's tokens, ``tokens / page_size`` pages of the tree's page bytes each. A
@@ -27,16 +27,14 @@ class Node(NodeRecord):
         slots: Slots of the node's tokens, int64 of shape [tokens]; None in a tree that only counts.
         children: Child nodes by the bytes of their first page.
         checksum: CRC-32 of the whole prefix through this node; None until somebody needs it.
-        edge: Bytes of the first page: the node's name among its parent's children.
-        holds: Locks on this very node, which ``locks`` includes.
+        edge: Bytes of the first page, by which its parent finds the node.
         hashes: Hash of the prefix up to each page; None unless somebody observes the cache.
     """
 
-    __slots__ = ("checksum", "children", "edge", "hashes", "holds", "key", "slots")
+    __slots__ = ("checksum", "children", "edge", "hashes", "key", "slots")
 
     def __init__(
         self,
-        serial: int,
         parent: Node | None,
         tokens: int,
         depth: int,
@@ -44,17 +42,16 @@ class Node(NodeRecord):
         key: bytearray,
         slots: NDArray[np.int64] | None,
     ) -> None:
-        NodeRecord.__init__(self, serial, parent, tokens, depth)
+        NodeRecord.__init__(self, 0, parent, tokens, depth)  # the pool numbers it
         self.edge = edge
         self.key = key
         self.slots = slots
         self.children: dict[bytes, Node] = {}
-        self.holds = 0
         self.hashes: list[int] | None = None
         self.checksum: int | None = None
 
     def prefix_hash(self, offset: int = 0) -> int | None:
-        """See :class:`costcache.records.NodeRecord`; None for a root and once the node has gone."""
+        """See :class:`costcache.records.NodeRecord`; None for a root and for an evicted node."""
         parent = self.parent
         if parent is None:
             return None
@@ -70,10 +67,10 @@ class Node(NodeRecord):
         return self.depth + offset << 32 | zlib.crc32(page, checksum)
 
     def prefix_checksum(self) -> int:
-        """CRC-32 of the whole prefix through this node, its namespace included.
+        """CRC-32 of the whole prefix through this node, including its namespace.
 
-        Chained from node to node, so that it does not depend on where nodes begin and end; each byte
-        is read once, when the first node below this one is named.
+        Chained from node to node, so that it does not depend on where nodes begin and end. Each byte is read
+        once, when the first node below this one is hashed.
         """
         waiting: list[Node] = []
         node: Node = self
@@ -84,15 +81,15 @@ class Node(NodeRecord):
             node = node.parent
         checksum = node.checksum or 0
         for node in reversed(waiting):
-            node.checksum = checksum = zlib.crc32(node.name_bytes(), checksum)
+            node.checksum = checksum = zlib.crc32(node.hashed_bytes(), checksum)
         return checksum
 
-    def name_bytes(self) -> bytearray | bytes:
-        """What the node adds to the checksum."""
+    def hashed_bytes(self) -> bytearray | bytes:
+        """Bytes that the node adds to the checksum."""
         return self.key
 
     def path(self) -> list[Node]:
-        """The nodes from the root, which is left out, down to this one."""
+        """The nodes from the root, exclusive, down to this one."""
         nodes, node = [], self
         while node.parent is not None:
             nodes.append(node)
@@ -114,10 +111,10 @@ class Root(Node):
 
     __slots__ = ("namespace",)
 
-    def __init__(self, serial: int, namespace: tuple[str | None, ...]) -> None:
-        super().__init__(serial, None, 0, 0, b"", bytearray(), None)
+    def __init__(self, namespace: tuple[str | None, ...]) -> None:
+        super().__init__(None, 0, 0, b"", bytearray(), None)
         self.namespace = namespace
 
-    def name_bytes(self) -> bytes:
-        """What the namespace adds to the checksum of its prefixes."""
+    def hashed_bytes(self) -> bytes:
+        """Bytes that the namespace adds to the checksum of its prefixes."""
         return repr(self.namespace).encode()

@@ -1,21 +1,31 @@
 """A radix tree with checkpoints of recurrent states at the ends of nodes.
 
-Hybrid models can go on from a cached prefix only where a state was kept: the KV behind the last state of a
-path is dead until one is kept there. A state belongs to a node's end, and stays there through splits, since
-the tail of a split keeps the node's identity. A node whose state went and whose children stay is a tombstone.
+Hybrid models can resume from a cached prefix only where a state was kept: the KV after the last state of a
+path is dead until a state is kept there. A state belongs to a node's end, and stays there through splits,
+since the tail of a split keeps the node's identity. A node with children whose state was evicted is a
+tombstone.
+
+KV and states have a pool each, or share one that is counted in bytes. One order ranks both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from costcache.errors import SettingsError
+from costcache.eviction import Refused
+from costcache.policies.states import make_state_order
 from costcache.radix.node import Node
 from costcache.radix.tree import RadixTree
-from costcache.records import State
+from costcache.records import Action, State
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from costcache.binding import Binding
+    from costcache.orders import VictimOrder
+    from costcache.pool import Pool
+    from costcache.records import PoolState, Victim
 
 __all__ = ["StateTree"]
 
@@ -24,24 +34,116 @@ class StateTree(RadixTree):
     """The radix tree of a model with states.
 
     Attributes:
-        states: States in the tree.
-        protected_states: Those under a lock.
-        freed_states: Slots of states that left with their node, until the owner collects them.
+        memory: Bytes of all pools together.
+        kv_bytes: Bytes of the KV of one token.
+        state_bytes: Bytes of one state.
+        capacity: Tokens that fit if there are no states, whole pages.
+        state_capacity: States that the state pool has room for; None if one pool has both.
+        pools: The pools by name: ``"kv"`` and ``"state"``, or ``"memory"``.
+        on_free_state: Called with the slot of each state that is freed.
     """
 
-    def __init__(self, page_size: int, page_bytes: int, token_bytes: int = 0) -> None:
-        super().__init__(page_size, page_bytes, token_bytes)
-        self.states = 0
-        self.protected_states = 0
-        self.freed_states: list[int] = []
+    def __init__(
+        self,
+        binding: Binding,
+        memory: int,
+        *,
+        state_share: float | None = None,
+        page_bytes: int | None = None,
+    ) -> None:
+        """Make an empty tree. Victims are evicted whole: states are at the ends of nodes.
+
+        Args:
+            binding: The model, its policy and its plugin.
+            memory: Bytes for KV and states, per rank.
+            state_share: Share of the bytes for states alone; None for one pool of bytes.
+            page_bytes: Key bytes per page; 8 per token by default.
+
+        Raises:
+            PluginError: The policy's order cannot be made.
+            SettingsError: The share is not one, or the memory has no room for a page and a state.
+        """
+        if state_share is not None and not 0.0 < state_share < 1.0:
+            raise SettingsError(f"state_share is {state_share}: give a share between 0 and 1, or None")
+        token, page_size = binding.cost.token, binding.page_size
+        self.memory = memory
+        self.kv_bytes, self.state_bytes = token.kv_bytes, token.state_bytes
+        kv_memory = memory if state_share is None else int(memory * (1 - state_share))
+        self.state_capacity = None if state_share is None else (memory - kv_memory) // self.state_bytes
+        self.capacity = kv_memory // (self.kv_bytes * page_size) * page_size
+        least = page_size * self.kv_bytes + (self.state_bytes if state_share is None else 0)
+        if kv_memory < least or self.state_capacity == 0:
+            shared = "" if state_share is None else f", {kv_memory:,} of them for KV"
+            divide = "" if state_share is None else ", or divide it otherwise between KV and states"
+            raise SettingsError(
+                f"memory is {memory:,} bytes{shared}: a page of {page_size} tokens takes "
+                f"{page_size * self.kv_bytes:,} and a state {self.state_bytes:,}; give more{divide}"
+            )
+        self.on_free_state: Callable[[int], object] | None = None
+        self.pools: dict[str, Pool] = {}
+        super().__init__(binding, self.capacity, page_bytes=page_bytes)
+
+    def _make_pool(self, capacity: int) -> Pool:
+        if self.state_capacity is None:
+            memory = self.binding.pool(
+                "memory",
+                partial(self._take_from, "memory"),
+                unit="bytes",
+                capacity=self.memory,
+                token_units=self.kv_bytes,
+                state_units=self.state_bytes,
+                make_order=self._make_order,
+            )
+            self.pools["memory"] = memory
+            return memory
+        states = self.binding.pool(
+            "state",
+            partial(self._take_from, "state"),
+            unit="states",
+            capacity=self.state_capacity,
+            token_units=0,
+            state_units=1,
+            ranked=False,
+        )
+        kv = self.binding.pool(
+            "kv",
+            partial(self._take_from, "kv"),
+            capacity=capacity,
+            make_order=self._make_order,
+            also=(states,),
+        )
+        self.pools.update(kv=kv, state=states)
+        return kv
+
+    def _make_order(self, pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
+        name, order = self.binding.make_order(pools)
+        return name, make_state_order(name, order)
+
+    # -- counts ------------------------------------------------------------------------------
+
+    def reserve(self, tokens: int, states: int) -> None:
+        """Running requests own so many tokens and states outside the tree from now on."""
+        for pool in self.pools.values():
+            pool.reserved = tokens * pool.token_units + states * pool.state_units
 
     @property
-    def evictable_states(self) -> int:
-        """States that no lock protects."""
-        return self.states - self.protected_states
+    def free_tokens(self) -> int:
+        """Tokens that fit into what nobody uses; in one pool, as if only tokens were added."""
+        if self.state_capacity is None:
+            return max(0, self.pool.free) // self.kv_bytes
+        return self.pool.free
+
+    @property
+    def free_states(self) -> int:
+        """States that fit into what nobody uses; in one pool, as if only states were added."""
+        if self.state_capacity is None:
+            return max(0, self.pool.free) // self.state_bytes
+        return self.pools["state"].free
+
+    # -- states ------------------------------------------------------------------------------
 
     def usable(self, node: Node) -> Node:
-        """The deepest node with a state on the path to ``node``, itself included; the root without any."""
+        """The deepest node with a state on the path to ``node``, inclusive; the root if there is none."""
         while node.state is None and node.parent is not None:
             node = node.parent
         return node
@@ -50,84 +152,95 @@ class StateTree(RadixTree):
         """Keep a state at the end of ``node``, which has none.
 
         Args:
-            node: The node; its locks on itself protect the state as well.
+            node: The node; its pins protect the state as well.
             slot: Slot of the state pool.
+
+        Raises:
+            ValueError: The node is a root or evicted, or has a state.
         """
         if node.parent is None:
             raise ValueError(f"{node!r} is a root, or has been evicted: a state belongs to a prefix")
         if node.state is not None:
             raise ValueError(f"{node!r} has a state already: free the other one")
-        state = node.state = State(slot, self.clock)
-        state.locks = node.holds
-        self.states += 1
-        self.protected_states += state.locks > 0
-        if self.events.attach is not None:
-            self.events.attach(node)
+        state = State(slot, self.pool.clock)
+        state.locks = node.pins
+        self.pool.attach(node, state)
 
-    def detach(self, node: Node) -> int:
-        """Take the state of ``node`` away and leave the node, a tombstone; return the state's slot."""
-        state = node.state
-        if state is None:
-            raise ValueError(f"{node!r} has no state")
-        node.state = None
-        self.states -= 1
-        self.protected_states -= state.locks > 0
-        if self.events.detach is not None:
-            self.events.detach(node)
-        return state.slot
-
-    def consume(self, node: Node, request_counts: bool = True) -> None:
-        """A request goes on from the state of ``node``; it copies the state first, which stays as it is.
+    def make_room(self, nodes: tuple[Node, ...], tokens: int, states: int) -> tuple[int, int]:
+        """Make room for more tokens and states.
 
         Args:
-            node: A node with a state.
-            request_counts: Count a use; False when the same request did so before.
+            nodes: The nodes that the request uses: their paths and states stay.
+            tokens: Tokens to add, whole pages.
+            states: States to add.
+
+        Returns:
+            Tokens and states that fit: all, unless the memory is too small or too much of it is locked or
+            reserved. Where it is, states come first, since tokens after the last state are dead.
         """
-        state, clock = node.state, self.clock
-        if state is None:
-            raise ValueError(f"{node!r} has no state to go on from")
-        state.recency = clock.accesses
-        if request_counts:
-            state.uses += 1
-            state.last_use = clock.now
-        if self.events.consume is not None:
-            self.events.consume(node)
+        pool = self.pool
+        for node in nodes:
+            pool.pin(node)
+        if self.state_capacity is None:
+            pool.evict(tokens * self.kv_bytes + states * self.state_bytes - pool.free)
+        else:
+            self.pools["state"].evict(states - self.free_states)
+            pool.evict(tokens - pool.free)
+        for node in nodes:
+            pool.unpin(node)
+        states = min(states, self.free_states)
+        if self.state_capacity is None:
+            room = (pool.free - states * self.state_bytes) // self.kv_bytes
+        else:
+            room = pool.free
+        if tokens > room:
+            tokens = max(0, room) // self.page_size * self.page_size
+        return tokens, states
 
-    def remove(self, node: Node) -> NDArray[np.int64] | None:
-        """Take an unlocked leaf out of the tree, and its state with it."""
+    def remove(self, node: Node) -> None:
+        """Take an unlocked leaf out of the tree, and free its slots and its state."""
         state = node.state
-        if state is not None:
-            self.states -= 1
-            self.freed_states.append(state.slot)
-        slots = super().remove(node)
-        node.state = None
-        return slots
+        super().remove(node)
+        self._freed(state)
 
-    def lock(self, node: Node) -> None:
-        """Protect the KV of ``node`` and its ancestors, and the state of ``node``."""
-        super().lock(node)
-        state = node.state
-        if state is not None:
-            state.locks += 1
-            self.protected_states += state.locks == 1
+    def _freed(self, state: State | None) -> None:
+        if state is not None and self.on_free_state is not None:
+            self.on_free_state(state.slot)
 
-    def hold(self, node: Node) -> None:
-        """Protect ``node``, its ancestors and its state until :meth:`release`."""
-        self.lock(node)
+    def _take_from(self, name: str, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002  # evicted whole
+        """Free a victim for a pool; returns the pool's units."""
+        node = victim.record
+        if not isinstance(node, Node) or node.parent is None:
+            return Refused.NOT_A_LEAF
+        pool, state = self.pools[name], node.state
+        if node.live_children:
+            if victim.action is not Action.TOMBSTONE or state is None or name == "kv":
+                return Refused.NOT_A_LEAF
+            if state.locks:
+                return Refused.LOCKED
+            self.pool.detach(node)
+            self._freed(state)
+            return pool.state_units
+        # A leaf without its state is of no use: it is evicted whole, whatever was asked for.
+        if node.locks:
+            return Refused.LOCKED
+        if name == "state" and state is None:
+            return Refused.NOT_A_LEAF
+        tokens = node.tokens
+        if self.on_remove is not None:
+            self.on_remove(node, tokens // self.page_size)
+        self.remove(node)
+        return tokens * pool.token_units + (0 if state is None else pool.state_units)
 
-    def unlock(self, node: Node) -> None:
-        """Undo one :meth:`lock` of ``node``."""
-        state = node.state
-        if state is not None and state.locks:
-            state.locks -= 1
-            self.protected_states -= state.locks == 0
-        super().unlock(node)
+    def evicted_tokens(self) -> tuple[int, int]:
+        """Shortfall and evictions of all pools so far, in tokens of KV of the same bytes."""
+        sizes = {"kv": self.kv_bytes, "state": self.state_bytes, "memory": 1}
+        shortfall = sum(pool.counters.shortfall * sizes[name] for name, pool in self.pools.items())
+        evicted = sum(pool.counters.evicted * sizes[name] for name, pool in self.pools.items())
+        return shortfall // self.kv_bytes, evicted // self.kv_bytes
 
     def clear(self) -> None:
-        """Forget every node and state; their slots go to ``freed_states``."""
+        """Forget every node and state and start the policy afresh; logical time goes on."""
         for node in self.walk():
-            if node.state is not None:
-                self.freed_states.append(node.state.slot)
-                node.state = None
+            self._freed(node.state)
         super().clear()
-        self.states = self.protected_states = 0

@@ -1,22 +1,26 @@
-"""The radix tree: structure, locks and counts. It knows no slot pool, no policy and no plugin."""
+"""The radix tree: which prefixes are cached. Its pool keeps their records, and asks it to free victims."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, SupportsIndex
 
 from mypy_extensions import mypyc_attr
 
+from costcache.eviction import Refused
 from costcache.radix.node import Node, Root
-from costcache.records import Clock, NodeRecord, RequestRecord
+from costcache.records import Action, RequestRecord, Victim
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from costcache.guard import OrderGuard
+    from costcache.binding import Binding
+    from costcache.pool import Pool
 
 __all__ = ["RadixTree", "shared_pages"]
+
+_DELETE = Action.DELETE
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -28,69 +32,66 @@ class RadixTree:
     pages by id. The tree compares whole pages only.
 
     Attributes:
+        binding: The model, its policy and its plugin.
         page_size: Tokens per page.
         page_bytes: Key bytes per page.
-        token_bytes: KV bytes per token, for ``NodeRecord.bytes``.
-        clock: Logical time.
-        events: The guarded order that hears of every change; set once by the owner.
-        cached: Tokens in the tree.
-        protected: Tokens of locked nodes.
-        nodes: Nodes in the tree, without roots.
+        pool: The pool of the nodes' tokens, in whole pages.
+        roots: Roots of the namespaces that have nodes.
+        on_remove: Called with a node and the number of its last pages, just before they leave the tree.
+        on_free: Called with the slots that a victim frees, int64 of shape [tokens].
     """
 
-    def __init__(self, page_size: int, page_bytes: int, token_bytes: int = 0) -> None:
-        self.page_size = page_size
-        self.page_bytes = page_bytes
-        self.token_bytes = token_bytes
-        self.clock = Clock()
-        self.events: OrderGuard
-        self.roots: dict[tuple[str | None, ...], Root] = {}
-        self.cached = 0
-        self.protected = 0
-        self.nodes = 0
-        self._serial = 0
-        self._held: Node | None = None
+    def __init__(self, binding: Binding, capacity: SupportsIndex, *, page_bytes: int | None = None) -> None:
+        """Make an empty tree.
 
-    @property
-    def evictable(self) -> int:
-        """Tokens that no lock protects: all of them can be evicted, leaf by leaf."""
-        return self.cached - self.protected
+        Args:
+            binding: The model, its policy and its plugin.
+            capacity: Tokens that the pool has room for; a part of a page at its end is not used.
+            page_bytes: Key bytes per page; 8 per token by default.
+
+        Raises:
+            PluginError: The policy's order cannot be made.
+        """
+        self.binding = binding
+        self.page_size = page_size = binding.page_size
+        self.page_bytes = page_bytes or 8 * page_size
+        self.roots: dict[tuple[str | None, ...], Root] = {}
+        self.on_remove: Callable[[Node, int], None] | None = None
+        self.on_free: Callable[[NDArray[np.int64]], object] | None = None
+        self._trim_step = binding.trim_step()
+        self.pool: Pool = self._make_pool(capacity.__index__() // page_size * page_size)
+
+    def _make_pool(self, capacity: int) -> Pool:
+        return self.binding.pool("kv", self.take, capacity=capacity)
 
     def root(self, namespace: tuple[str | None, ...]) -> Root:
         """The root of a namespace. A new one joins the tree with its first node."""
         root = self.roots.get(namespace)
-        if root is None:
-            self._serial += 1
-            root = Root(self._serial, namespace)
-        return root
-
-    def records(self) -> list[Node]:
-        """All nodes, in order of creation."""
-        return sorted(self.walk(), key=lambda node: node.serial)
+        return Root(namespace) if root is None else root
 
     def walk(self) -> Iterator[Node]:
         """All nodes, parents before children, namespace by namespace."""
         for root in self.roots.values():
             yield from root.walk()
 
+    # -- requests ----------------------------------------------------------------------------
+
     def match(self, root: Node, key: bytes | memoryview, request: RequestRecord) -> Node:
-        """Walk down from ``root`` as far as ``key`` matches, and touch what it matches.
+        """Walk down from ``root`` as far as ``key`` matches, and use the nodes that match.
 
         A match that ends inside a node splits it: the part that was used and the part that was not
         have different histories from now on.
 
         Args:
-            root: Where to start.
+            root: The root to start from.
             key: Format ``B``, a whole number of pages.
-            request: Whose use it is; each node counts one use per request.
+            request: The request that uses them; each node counts one use per request.
 
         Returns:
             The deepest node that matched, all of it; ``node.end`` tokens match.
         """
-        clock, page_bytes = self.clock, self.page_bytes
-        use, touch = self.events.use, self.events.touch
-        clock.accesses = recency = clock.accesses + 1
-        now, counted = clock.now, request.counted
+        page_bytes = self.page_bytes
+        path: list[Node] = []
         node, at, size = root, 0, len(key)
         while at < size:
             child = node.children.get(bytes(key[at : at + page_bytes]))
@@ -105,20 +106,22 @@ class RadixTree:
                 node = self.split(child, pages * self.page_size)
                 end = size  # nothing further can match
             at = end
-            node.recency = recency
-            if node.depth + node.tokens > counted:
-                node.uses += 1
-                node.last_use = now
-                if use is not None:
-                    use(node)
-            if touch is not None:
-                touch(node)
-        request.counted = max(counted, node.depth + node.tokens)
+            path.append(node)
+        pool = self.pool
+        pool.clock.accesses += 1
+        pool.use(path, request)
         request.end = node
         return node
 
+    def refresh(self, node: Node) -> None:
+        """Make ``node`` and its ancestors recent without counting a use: someone waits for them."""
+        self.pool.clock.accesses += 1
+        self.pool.use(node.path(), None)
+
+    # -- structure ---------------------------------------------------------------------------
+
     def part(self, key: bytes | memoryview, start: int, tokens: int) -> bytes | memoryview:
-        """The part of a key that names ``tokens`` tokens from ``start`` on, both whole pages."""
+        """The part of a key that stands for ``tokens`` tokens from ``start`` on, both whole pages."""
         first = start // self.page_size * self.page_bytes
         return key[first : first + tokens // self.page_size * self.page_bytes]
 
@@ -130,7 +133,7 @@ class RadixTree:
         request: RequestRecord,
         priority: int = 0,
     ) -> Node:
-        """Hang a new leaf under ``parent``.
+        """Add a new leaf under ``parent``.
 
         Args:
             parent: A node of which no child starts with the key's first page.
@@ -139,27 +142,13 @@ class RadixTree:
             request: The request that makes it.
             priority: The request's priority.
         """
-        clock = self.clock
         tokens = len(key) // self.page_bytes * self.page_size
-        edge, depth = bytes(key[: self.page_bytes]), parent.depth + parent.tokens
-        self._serial += 1
-        node = Node(self._serial, parent, tokens, depth, edge, bytearray(key), slots)
+        edge = bytes(key[: self.page_bytes])
+        node = Node(parent, tokens, parent.depth + parent.tokens, edge, bytearray(key), slots)
         if not parent.children and isinstance(parent, Root):
             self.roots[parent.namespace] = parent
         parent.children[edge] = node
-        parent.live_children += 1
-        node.uses = 1
-        node.last_use = clock.now
-        node.recency = node.created = clock.accesses
-        node.creator = request.number
-        node.priority = priority
-        node.bytes = tokens * self.token_bytes
-        self.cached += tokens
-        self.nodes += 1
-        request.counted = max(request.counted, node.depth + tokens)
-        request.end = node
-        if self.events.insert is not None:
-            self.events.insert(node)
+        self.pool.insert(node, request, priority=priority)
         return node
 
     def split(self, node: Node, tokens: int) -> Node:
@@ -169,165 +158,83 @@ class RadixTree:
         """
         parent = _parent(node)
         cut = tokens // self.page_size * self.page_bytes
-        slots = node.slots
-        self._serial += 1
-        prefix = Node(
-            self._serial,
-            parent,
-            tokens,
-            node.depth,
-            node.edge,
-            node.key[:cut],
-            None if slots is None else slots[:tokens],
-        )
-        prefix.inherit(node)
-        prefix.bytes = tokens * self.token_bytes
+        slots, key = node.slots, node.key
+        head = None if slots is None else slots[:tokens]
+        prefix = Node(parent, tokens, node.depth, node.edge, key[:cut], head)
         parent.children[node.edge] = prefix
-        node.key = node.key[cut:]
+        node.key = key[cut:]
         node.edge = bytes(node.key[: self.page_bytes])
         if slots is not None:
             node.slots = slots[tokens:]
         if node.hashes is not None:
             pages = tokens // self.page_size
             prefix.hashes, node.hashes = node.hashes[:pages], node.hashes[pages:]
-        node.parent = prefix
-        node.depth += tokens
-        node.tokens -= tokens
-        node.bytes -= prefix.bytes
         prefix.children[node.edge] = node
-        prefix.live_children = 1
-        prefix.locks = 1 if node.locks else 0
-        self.nodes += 1
-        if self.events.split is not None:
-            self.events.split(prefix, node)
+        self.pool.split(prefix, node)
         return prefix
 
-    def trim(self, node: Node, tokens: int) -> NDArray[np.int64] | None:
-        """Cut the last ``tokens`` tokens, whole pages but not all, off a leaf; return their slots."""
+    def trim(self, node: Node, tokens: int) -> None:
+        """Cut the last ``tokens`` tokens, whole pages but not all, off a leaf, and free their slots."""
         keep = node.tokens - tokens
-        # In place where little goes; a copy where much does, so that the memory goes with it.
+        # In place where little goes; a copy where much does, so that the memory is returned.
         del node.key[keep // self.page_size * self.page_bytes :]
-        slots, freed = node.slots, None
+        slots = node.slots
         if slots is not None:
-            freed = slots[keep:]
             node.slots = slots[:keep]
             if 2 * keep < _base_size(slots) and slots.flags.writeable:
                 node.slots = slots[:keep].copy()
         node.checksum = None
-        node.tokens = keep
-        node.bytes = keep * self.token_bytes
-        self.cached -= tokens
-        if self.events.trim is not None:
-            self.events.trim(node, tokens)
-        return freed
+        self.pool.trim(node, tokens)
+        if slots is not None and self.on_free is not None:
+            self.on_free(slots[keep:])
 
-    def remove(self, node: Node) -> NDArray[np.int64] | None:
-        """Take an unlocked leaf out of the tree; return its slots."""
+    def remove(self, node: Node) -> None:
+        """Take an unlocked leaf out of the tree, and free its slots."""
         parent = _parent(node)
         del parent.children[node.edge]
-        parent.live_children -= 1
-        self.cached -= node.tokens
-        self.nodes -= 1
-        if self.events.remove is not None:
-            self.events.remove(node)
+        self.pool.remove(node)
         slots = node.slots
-        node.parent = None
         node.slots = None
-        node.key = bytearray()  # the order may hold the record for a while: not its memory
+        node.key = bytearray()  # the order may keep the record for a while, but not its memory
         if not parent.children and isinstance(parent, Root):
             del self.roots[parent.namespace]  # one root per salt or adapter would grow without end
-        return slots
+        if slots is not None and self.on_free is not None:
+            self.on_free(slots)
 
-    def lock(self, node: Node) -> None:
-        """Protect ``node`` and its ancestors from eviction until :meth:`unlock`."""
-        heard = self.events.lock
-        node.holds += 1
-        current: Node | None = node
-        # A locked node holds one lock on its parent: the walk ends at the first that was locked.
-        while current is not None:
-            current.locks += 1
-            if current.locks > 1:
-                return
-            self.protected += current.tokens
-            if heard is not None and current.parent is not None:
-                heard(current)
-            current = current.parent
-
-    def unlock(self, node: Node) -> None:
-        """Undo one :meth:`lock` of ``node``."""
-        heard = self.events.unlock
-        node.holds -= 1
-        current: Node | None = node
-        while current is not None:
-            current.locks -= 1
-            if current.locks:
-                return
-            self.protected -= current.tokens
-            if heard is not None and not current.live_children and current.parent is not None:
-                heard(current)
-            current = current.parent
-
-    def hold(self, node: Node) -> None:
-        """Protect ``node`` and its ancestors until :meth:`release`, which has to come before anything else.
-
-        The same as :meth:`lock`, but where nothing else is locked without a walk: as long as the node stays,
-        what is in front of it has a child, and cannot go.
-        """
-        if self.protected or node.parent is None or self.events.lock is not None:
-            self.lock(node)
+    def take(self, victim: Victim, needed: int) -> int | Refused:
+        """Free a leaf, or the tail of it that ``needed`` tokens ask for; the pool calls it."""
+        node, action, limit = victim
+        if not isinstance(node, Node) or node.parent is None or node.children:
+            return Refused.NOT_A_LEAF
+        if action is not _DELETE:
+            return Refused.NOT_A_LEAF  # there are no states to tombstone here
+        if node.locks:
+            return Refused.LOCKED
+        tokens, step = node.tokens, self._trim_step
+        if limit is not None:
+            needed = victim.at_most(needed)
+        keep = (tokens - needed) // step * step if step and needed < tokens else 0
+        freed = tokens - keep
+        if self.on_remove is not None:
+            self.on_remove(node, freed // self.page_size)
+        if keep:
+            self.trim(node, freed)
         else:
-            node.holds = node.locks = 1
-            self.protected = node.depth + node.tokens
-            self._held = node
-
-    def release(self, node: Node) -> None:
-        """Undo :meth:`hold`."""
-        if self._held is not node:
-            self.unlock(node)
-            return
-        self._held = None
-        node.holds = node.locks = 0
-        self.protected = 0
-        if self.events.unlock is not None and not node.live_children:
-            self.events.unlock(node)
-
-    def refresh(self, node: Node) -> None:
-        """Make ``node`` and its ancestors recent without counting a use: someone waits for them."""
-        self.clock.accesses = recency = self.clock.accesses + 1
-        heard = self.events.refresh
-        current = node
-        while current.parent is not None:
-            current.recency = recency
-            if heard is not None:
-                heard(current)
-            current = current.parent
-
-    def raise_priority(self, node: NodeRecord, priority: int) -> None:
-        """Give ``node`` and its ancestors this priority where theirs is lower."""
-        heard = self.events.refresh
-        current = node
-        while current.parent is not None:
-            if current.priority < priority:
-                current.priority = priority
-                if heard is not None:
-                    heard(current)
-            current = current.parent
+            self.remove(node)
+        return freed
 
     def clear(self) -> None:
-        """Forget every node; the clock goes on. No event is sent: the owner resets its order."""
+        """Forget every node and start the policy afresh; logical time goes on."""
         for node in list(self.walk()):
-            node.parent = None
             node.slots = None
             node.key = bytearray()
             node.children = {}
-            node.live_children = node.locks = node.holds = 0
         self.roots.clear()
-        self._held = None
-        self.cached = self.protected = self.nodes = 0
+        self.pool.reset()
 
 
 def shared_pages(a: bytearray, b: bytes | memoryview, page_bytes: int) -> int:
-    """Whole pages that ``a`` and ``b`` have in common at their start.
+    """Count the whole pages that ``a`` and ``b`` have in common at their start.
 
     Bisects with memory comparisons: each byte is compared about once, in O(log pages) steps.
     """

@@ -1,11 +1,10 @@
-"""From SGLang's build context to our cache: settings, model, plugin, order and tree core."""
+"""From SGLang's build context to our cache: settings, model, policy and tree core."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
@@ -14,25 +13,24 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 )
 
 from costcache._version import described
+from costcache.binding import Binding
 from costcache.deployment import Deployment, KVDtype
 from costcache.errors import SettingsError
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager, get_plugins
 from costcache.settings import Settings, read_settings
 from costcache.sglang.cache import CostCache
-from costcache.sglang.choice import choose_core
 from costcache.sglang.components import COMPONENTS
 from costcache.sglang.fastcore import FastTreeCore
-from costcache.sglang.plan import Plan
 from costcache.sglang.pycore import CORE
 from costcache.sglang.readback import describe_pools
 
-__all__ = ["PREFIX", "build", "make_cache", "policy_names", "read_policy", "refuse"]
+__all__ = ["PREFIX", "build", "choose_core", "make_cache", "policy_names", "read_policy", "refuse"]
 
 logger = logging.getLogger("costcache")
 
 STOCK_POLICIES = frozenset({"lru", "lfu", "slru", "priority", "tlru", "fifo", "mru", "filo"})
-"""SGLang's own names: the same names as ours, for the same orders."""
+"""SGLang's own names; ours are the same, for the same orders."""
 
 PREFIX = "costcache:"
 
@@ -47,7 +45,7 @@ KV_DTYPES: dict[str, KVDtype] = {
 
 
 def read_policy(name: str, config: dict[str, Any] | None) -> Settings:
-    """The settings that a policy name and its JSON object say.
+    """Read the settings that a policy name and its JSON object give.
 
     Args:
         name: ``costcache``, ``costcache:NAME``, or one of SGLang's own names, whose JSON is that of SGLang:
@@ -72,7 +70,7 @@ def read_policy(name: str, config: dict[str, Any] | None) -> Settings:
 
 
 def read_deployment(ctx: Any, kv_dtype: str) -> Deployment:
-    """How the server runs the model, from its arguments and pools."""
+    """Read how the server runs the model from its arguments and pools."""
     args, params = ctx.server_args, ctx.params
     replicas = getattr(args, "attn_dp_size", None) or (args.dp_size if args.enable_dp_attention else 1)
     return Deployment(
@@ -86,7 +84,7 @@ def read_deployment(ctx: Any, kv_dtype: str) -> Deployment:
 
 
 def refuse(ctx: Any) -> None:
-    """Raise for what our cache has not been tried with; never fall back in silence.
+    """Refuse options that our cache has not been tried with; never fall back in silence.
 
     Raises:
         SettingsError: Names the option and what to do.
@@ -121,12 +119,12 @@ def build(
     cache_class: Any = None,
     plugins: PluginManager | None = None,
 ) -> Any:
-    """Build our cache where SGLang builds its own.
+    """Build our cache in place of SGLang's own.
 
     Args:
         original: SGLang's ``create_unified_radix_cache``.
         ctx: Its build context.
-        settings: What the command line says.
+        settings: The settings of the command line.
         cache_class: A cache class that somebody else asks for: refused.
         plugins: Where to look for plugins; the process's own by default.
 
@@ -151,22 +149,20 @@ def build(
     kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
     model = ModelSpec.from_config(ctx.model_config.hf_config)
     dtype = str(getattr(kv_pool, "dtype", "bfloat16")).removeprefix("torch.")
-    draft = Plan.of(model, read_deployment(ctx, dtype), settings, plugins=plugins)
+    binding = Binding.of(model, read_deployment(ctx, dtype), settings, plugins=plugins)
     params.tree_components = _components(ctx)  # SGLang's builder says so itself, after this
     core, reason = choose_core(
         params,
-        settings,
-        draft.sample_order(),
+        binding,
         host_tier=ctx.enable_hierarchical_cache
         or get_disagg().disaggregation_decode_retraction_backup == "host_pool",
         linker=get_memory().enable_unified_cache_external_linker,
     )
-    plan = replace(draft, core=core, reason=reason)
-    cache = original(ctx, cache_class=make_cache(params, plan))
-    architecture = plan.architecture
+    cache = original(ctx, cache_class=make_cache(params, binding, core))
+    architecture = binding.architecture
     if get_memory().enable_unified_memory:
         logger.warning(
-            "costcache: under --enable-unified-memory our order names the victims, but SGLang's walk takes "
+            "costcache: under --enable-unified-memory our order names the victims, but SGLang's walk evicts "
             "them whole: no trimming and no headroom"
         )
     logger.info(
@@ -175,13 +171,104 @@ def build(
         architecture.name,
         architecture.specificity,
         model.architecture,
-        cache.pools.kv.guard.name,
+        cache.pools.kv.policy,
         core,
         reason,
-        describe_pools(params, plan),
+        describe_pools(params, binding),
         type(cache).__name__,
     )
     return cache
+
+
+def choose_core(
+    params: Any, binding: Binding, *, host_tier: bool = False, linker: bool = False
+) -> tuple[Literal["python", "rust"], str]:
+    """Choose the tree core: SGLang's Rust core if it can do what is asked, else its Python core.
+
+    Args:
+        params: SGLang's ``CacheInitParams``, as SGLang made them: no components of ours in them yet.
+        binding: The model and its policy; the settings ``core`` and ``trim`` decide.
+        host_tier: HiCache, or retraction to the host, will be attached.
+        linker: An external cache linker will be attached.
+
+    Returns:
+        The core, and the reason in a few words, for the log.
+
+    Raises:
+        SettingsError: ``core`` is ``"rust"``, and it cannot do what is asked.
+    """
+    settings = binding.settings
+    if settings.core == "python":
+        return "python", "asked for"
+    why = why_not_rust(params, binding, host_tier=host_tier, linker=linker)
+    if settings.core == "rust":
+        if why is not None:
+            raise SettingsError(f"setting 'core' is 'rust', but {why}: set it to 'auto' or 'python'")
+        return "rust", "asked for"
+    if why is not None:
+        return "python", why
+    return "rust", "SGLang's own choice for full attention alone"
+
+
+def why_not_rust(
+    params: Any, binding: Binding, *, host_tier: bool = False, linker: bool = False
+) -> str | None:
+    """Say why the Rust core cannot serve this cache; None if it can.
+
+    Takes what :func:`choose_core` takes.
+    """
+    from sglang.srt.mem_cache.unified_cache import tree_core_registry
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+    if tuple(params.tree_components) != (ComponentType.FULL,):
+        names = "+".join(component.name for component in params.tree_components)
+        return f"the model needs {names} and the Rust core takes victims for FULL alone"
+    if host_tier:
+        return "a host tier is attached, and the Rust core does not tell which nodes are leaves on the device"
+    if linker:
+        return "an external cache linker is attached"
+    if binding.settings.trim == "exact":
+        return "setting 'trim' is 'exact', and the Rust core can cut at chunks only"
+    if not binding.sees_leaves_only:
+        return f"the policy {binding.policy!r} looks at more than leaves"
+    backend = tree_core_registry.select_tree_core_backend(params)
+    if backend != "rust":
+        reason: str | None = tree_core_registry._rust_fallback_reason(params)
+        return reason or f"SGLang is told to use its tree core {backend!r}"
+    return _broken()
+
+
+@functools.cache
+def _broken() -> str | None:
+    """Try the Rust core once, on one token: built for another torch it loads and then panics."""
+    import torch
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+    try:
+        from array import array
+
+        from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
+
+        core = RustUnifiedTreeCore(
+            CacheInitParams(
+                disable=False,
+                req_to_token_pool=None,
+                token_to_kv_pool_allocator=None,
+                page_size=1,
+                tree_components=(ComponentType.FULL,),
+            )
+        )
+        key = RadixKey(array("q", [1]))
+        core.begin_insert(InsertParams(key=key, value=torch.zeros(1, dtype=torch.int64)))
+        found = core.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
+    except BaseException as error:  # a panic of the core is no Exception
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        return f"SGLang's Rust tree core does not work here with torch {torch.__version__}: {error!r}"
+    return None if found == 1 else "SGLang's Rust tree core does not find the tokens that were put into it"
 
 
 def _components(ctx: Any) -> tuple[ComponentType, ...]:
@@ -192,10 +279,10 @@ def _components(ctx: Any) -> tuple[ComponentType, ...]:
     )
 
 
-def make_cache(params: Any, plan: Plan) -> Any:
-    """What makes the cache of SGLang's parameters: point these at our parts."""
+def make_cache(params: Any, binding: Binding, core: Literal["python", "rust"] = "python") -> Any:
+    """Point SGLang's parameters at our parts; returns the constructor of the cache."""
     params.eviction_policy, params.eviction_policy_config = "lru", None
-    if plan.core == "rust":
+    if core == "rust":
         from costcache.sglang import rustcore
 
         params.tree_core_backend = rustcore.CORE
@@ -204,7 +291,7 @@ def make_cache(params: Any, plan: Plan) -> Any:
         params.component_registry_override = {**COMPONENTS, **(params.component_registry_override or {})}
         params.tree_core_backend = CORE
         _register_core(CORE, FastTreeCore)
-    return functools.partial(CostCache, plan=plan)
+    return functools.partial(CostCache, binding=binding, core=core)
 
 
 def _register_core(name: str, core: Any) -> None:

@@ -1,4 +1,4 @@
-"""SGLang's unified radix cache, evicting by our orders."""
+"""SGLang's unified radix cache, with our pools choosing the victims."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_memory
 
-from costcache.sglang.hosttier import exact_reclaims
 from costcache.sglang.metrics import CostMetrics
+from costcache.sglang.patches import exact_reclaims, slot_freer
 from costcache.sglang.pools import Pools
 from costcache.sglang.requests import Life, info, life_of
-from costcache.sglang.slots import slot_freer
 from costcache.sglang.victims import KvVictims, ValueVictims, make_victims
 
 if TYPE_CHECKING:
+    from costcache.binding import Binding
     from costcache.records import RequestRecord
-    from costcache.sglang.plan import Plan
 
 __all__ = ["CostCache"]
 
@@ -33,22 +32,25 @@ class CostCache(UnifiedRadixCache):
     """The cache that SGLang's scheduler talks to.
 
     Attributes:
-        plan: What was decided for it.
-        pools: The orders of its pools.
-        cost_metrics: Where evictions are counted for Prometheus; None unless metrics are on.
+        binding: The model, its policy and its plugin.
+        core: Tree core that the cache is in, ``"python"`` or ``"rust"``.
+        pools: Its pools.
+        cost_metrics: Counts evictions for Prometheus; None unless metrics are on.
         full_alone: Whether the model has full attention and nothing else.
-        free_slots: Gives the slots of evicted nodes back to the allocator; see
-            :func:`costcache.sglang.slots.slot_freer`.
+        free_slots: Returns the slots of evicted nodes to the allocator; see
+            :func:`costcache.sglang.patches.slot_freer`.
     """
 
-    def __init__(self, params: Any, plan: Plan) -> None:
+    def __init__(self, params: Any, binding: Binding, core: str = "python") -> None:
         """Build the cache.
 
         Args:
             params: SGLang's parameters; they name our components and tree core, and the policy "lru".
-            plan: What was decided.
+            binding: The model, its policy and its plugin.
+            core: Tree core that the parameters name, ``"python"`` or ``"rust"``.
         """
-        self.plan = plan
+        self.binding = binding
+        self.core = core
         # The tree core tells the pools of its nodes from its first reset on, within super().__init__.
         self.disable = params.disable
         self.req_to_token_pool = params.req_to_token_pool
@@ -63,14 +65,15 @@ class CostCache(UnifiedRadixCache):
         self._shares_memory = False
         self.full_alone = tuple(params.tree_components) == (ComponentType.FULL,)
         names = [POOL_OF[component] for component in params.tree_components if component in POOL_OF]
-        self.pools = Pools(plan, self.victims, names)
+        trim_step = binding.trim_step(auto="chunk" if core == "rust" else "exact")
+        self.pools = Pools(binding, trim_step, self.victims, names)
         super().__init__(params)
         self.free_slots = slot_freer(self.token_to_kv_pool_allocator)
         self._shares_memory = bool(get_memory().enable_unified_memory)
         if self.metrics_collector is not None:
             self.cost_metrics = metrics = CostMetrics(self.metrics_collector)
-            for victims in self._victims.values():
-                victims.take = metrics.timed(victims.take)
+            for pool in self.pools.by_name.values():
+                pool.take = metrics.timed(pool.take)
 
     def init_hicache(self, server_args: Any, params: Any) -> None:
         """Attach SGLang's host tier."""
@@ -78,7 +81,7 @@ class CostCache(UnifiedRadixCache):
         exact_reclaims(self)
 
     def victims(self, name: str) -> Any:
-        """What frees the victims of a pool."""
+        """The owner of a pool's memory."""
         if name not in self._victims:
             self._victims[name] = make_victims(self, name)
         return self._victims[name]
@@ -105,18 +108,18 @@ class CostCache(UnifiedRadixCache):
         return result
 
     def touch_prefix(self, key: Any) -> None:
-        """A waiting request still wants this prefix: it becomes recent, and no use is counted."""
+        """Make a prefix recent without counting a use: a waiting request still wants it."""
         self.pools.walk(None)
         super().touch_prefix(key)
 
     def insert(self, params: Any) -> Any:
-        """Cache a sequence; without a request at work it is a request of its own."""
+        """Cache a sequence; it is a request of its own if none is at work."""
         if self._walking or self.disable:
             return super().insert(params)
         return self._on_behalf(self.pools.begin(), super().insert, params)
 
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **more: Any) -> None:
-        """Cache what a request has computed. SGLang inserts its prompt once more: one walk to us."""
+        """Cache the tokens that a request has computed: one walk, though SGLang inserts its prompt twice."""
         if self.disable:
             super().checkpoint_into_tree(req, up_to=up_to, **more)
             return
@@ -134,7 +137,7 @@ class CostCache(UnifiedRadixCache):
             self.pools.rest()
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
-        """A request gives its memory back: at its end, or because it must wait again."""
+        """A request returns its memory: at its end, or because it has to wait again."""
         super().on_release(req, checkpointed=checkpointed)
         self._finished(req)
 
@@ -156,7 +159,7 @@ class CostCache(UnifiedRadixCache):
     # -- evictions ---------------------------------------------------------------------------
 
     def device_sizes(self, component: Any) -> tuple[int, int]:
-        """Units of a component that can be evicted, and that are locked."""
+        """Evictable units and locked units of a component."""
         core = self.tree_core
         if core is None:
             return 0, 0  # the tree core is being built
@@ -176,7 +179,7 @@ class CostCache(UnifiedRadixCache):
     ) -> None:
         targets = available_size_targets or {}
         if self._shares_memory or allocation_reclaim_satisfied is not None:
-            # Pools that share memory: only SGLang knows when there is enough. Its walk goes on, over the
+            # Pools share memory, so only SGLang knows when there is enough: its own walk evicts the
             # nodes that our components name.
             super()._evict_components(
                 request_by_type,
@@ -208,7 +211,7 @@ class CostCache(UnifiedRadixCache):
         return result
 
     def _evict_only_pool(self, wanted: int, available_size_targets: dict[Any, tuple[Any, int]] | None) -> Any:
-        """Free the shortfall of a cache that has one pool: SGLang's way there, without the detours."""
+        """Free the shortfall of a cache that has one pool, as SGLang does, without its detours."""
         full, began = ComponentType.FULL, time.perf_counter()
         tracker = {full: 0}
         if wanted > 0:
@@ -222,8 +225,8 @@ class CostCache(UnifiedRadixCache):
     ) -> None:
         """Free the shortfall of one pool.
 
-        An allocator may keep part of what is freed to itself (a reserve, the rest of a page): what the
-        allocation still lacks is evicted in another round.
+        An allocator may keep part of the freed slots to itself (a reserve, the rest of a page): the remaining
+        shortfall is evicted in another round.
         """
         pool = self.pools.by_name[POOL_OF[component]]
         victims: KvVictims | ValueVictims = self.victims(pool.name)
@@ -237,8 +240,8 @@ class CostCache(UnifiedRadixCache):
             before = tracker[component]
             victims.evict(pool, short, tracker)
             if tracker[component] == before:
-                if self.plan.core == "rust" and self.full_evictable_size():
-                    # No leaf is known though there is one: the core walks by itself.
+                if self.core == "rust" and self.full_evictable_size():
+                    # There is a leaf that no record knows: the core walks by itself.
                     quota = {**dict.fromkeys(POOL_OF, 0), component: wanted}
                     super()._evict_components(quota, tracker, target and {component: target})
                 return
@@ -264,6 +267,8 @@ class CostCache(UnifiedRadixCache):
             self.writing_check(write_back=True)
             self._demote(node_id, tracker)
         elif self._drop_subtree_no_host(node_id, tracker):
-            logger.warning("write-back: the host tier is full; KV under node %d went without a copy", node_id)
+            logger.warning(
+                "write-back: the host tier is full; KV under node %d was evicted without a copy", node_id
+            )
         else:
             logger.warning("write-back: the host tier is full and node %d is in use; it stays", node_id)

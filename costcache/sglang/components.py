@@ -1,4 +1,4 @@
-"""SGLang's tree components, reporting values that go and locks, and naming victims in stock's walks.
+"""SGLang's tree components, reporting evicted values and locks, and naming victims in SGLang's walks.
 
 Most evictions are driven by the cache (see :mod:`costcache.sglang.cache`). A few walks stay SGLang's own,
 since they end on conditions that only SGLang knows: joint reclaim of pools that share memory, and the
@@ -18,42 +18,40 @@ from sglang.srt.mem_cache.unified_cache.components import (
 )
 from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
 
+from costcache.pool import Pool
 from costcache.records import Victim
-from costcache.sglang.pool import PoolEvents
 from costcache.sglang.pycore import CostNode, CostTreeCore
 
 __all__ = ["COMPONENTS", "CostFull", "CostMamba", "CostSWA"]
 
 
 class _Naming:
-    """Victims of one walk, from a pool's order; those that did not go are offered again later."""
+    """Victims of one walk, from a pool's order; those that were not evicted are offered again later."""
 
-    def __init__(self, pool: PoolEvents) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._left: dict[int, Victim] = {}
         self._last: Victim | None = None
 
     def next(self) -> Any:
-        """The next record that may go, or None."""
+        """The next record that may be evicted, or None."""
         self._keep()
         while True:
-            victim = self._pool.guard.next_victim(self._pool.name)
+            victim = self._pool.next_victim()
             if victim is None or victim.record.serial in self._left:
                 return None
             self._last = victim
             return victim.record
 
     def refuse(self) -> None:
-        """The last record cannot go."""
+        """The last record cannot be evicted."""
         self._keep()
 
     def end(self) -> None:
         """The walk is over."""
         self._keep()
-        defer = self._pool.guard.defer
-        if defer is not None:
-            for victim in self._left.values():
-                defer(victim)
+        for victim in self._left.values():
+            self._pool.defer(victim)
 
     def _keep(self) -> None:
         last, self._last = self._last, None
@@ -62,7 +60,7 @@ class _Naming:
 
 
 class CostFull(FullComponent):
-    """Full attention: reports what leaves the device and what is locked."""
+    """Full attention: reports nodes that leave the device or become locked."""
 
     tree_core: CostTreeCore
 
@@ -120,9 +118,9 @@ class CostFull(FullComponent):
                 kv.unlock(node.kv)
             node = node.parent
 
-    # -- walks that stay stock's ----------------------------------------------------------------
+    # -- walks that stay SGLang's ---------------------------------------------------------------
 
-    # With sessions they are stock's whole: which node goes first is then a matter of references.
+    # With sessions they are SGLang's whole: references then decide which node is evicted first.
 
     def _evict_device_start(self, request_cnt: int) -> None:
         if self.tree_core.enable_session_radix_cache:
@@ -165,10 +163,10 @@ class CostFull(FullComponent):
         victims = self.cache.victims("host")
         victims.sinks = (tracker, device_frees, host_frees, cache_actions)
         try:
-            # What can go at once are the leaves; parents become leaves on the way.
+            # Only the leaves can be evicted at once; parents become leaves on the way.
             while (short := num_tokens - tracker[data]) > 0:
                 before = tracker[data]
-                pool.pipeline.evict(short)
+                pool.evict(short)
                 if tracker[data] == before:
                     break
         finally:
@@ -176,7 +174,7 @@ class CostFull(FullComponent):
 
 
 class _ListWalk:
-    """Names the node at which stock's walk over a list of values goes on."""
+    """Names the node at which SGLang's walk over a list of values continues."""
 
     pool_name: str
 
@@ -214,7 +212,7 @@ class _ListWalk:
 
     def _refresh_session_partition(self, node: CostNode) -> None:
         values = self.tree_core.lru_lists[self.component_type]  # type: ignore[attr-defined]
-        values.silent = True  # a session's reference is no use
+        values.silent = True  # a session's reference is not a use
         try:
             super()._refresh_session_partition(node)  # type: ignore[misc]
         finally:
@@ -222,13 +220,13 @@ class _ListWalk:
 
 
 class CostMamba(_ListWalk, MambaComponent):
-    """States: which one goes next is the order's to say."""
+    """States: the order says which one is evicted next."""
 
     pool_name = "state"
 
 
 class CostSWA(_ListWalk, SWAComponent):
-    """Sliding-window KV: which node's goes next is the order's to say."""
+    """Sliding-window KV: the order says which node's is evicted next."""
 
     pool_name = "swa"
 
@@ -238,4 +236,4 @@ COMPONENTS = {
     ComponentType.MAMBA: CostMamba,
     ComponentType.SWA: CostSWA,
 }
-"""What the builder puts in place of SGLang's own components."""
+"""Replacements of SGLang's own components."""

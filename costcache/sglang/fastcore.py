@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
+from costcache.eviction import Refused
 from costcache.sglang.pycore import CostTreeCore
+from costcache.sglang.records import drop_record
 from costcache.sglang.walks import FULL, FastWalks
 
 if TYPE_CHECKING:
-    from costcache.sglang.pool import PoolRecord
+    from costcache.sglang.records import PoolRecord
 
 __all__ = ["FastTreeCore"]
 
@@ -19,7 +20,7 @@ _TWICE = 2 * 8
 
 
 class FastTreeCore(FastWalks, CostTreeCore):
-    """Tells the pools of fast walks; all else is told where SGLang's own walks tell it."""
+    """Tells the pools of fast walks; SGLang's own walks tell them of everything else."""
 
     def path_walked(self, path: list[Any], inserting: bool) -> None:
         """A walk used these nodes."""
@@ -27,7 +28,7 @@ class FastTreeCore(FastWalks, CostTreeCore):
         if inserting:
             for node, record in zip(path, records, strict=True):
                 record.priority = node.priority
-        self.kv.use(records, inserting=inserting)
+        self.kv.use(records, self.kv.request, again=inserting)
 
     def nodes_locked(self, nodes: list[Any]) -> None:
         """These nodes are protected now."""
@@ -42,7 +43,7 @@ class FastTreeCore(FastWalks, CostTreeCore):
             unlock(node.kv)
 
     def leaf_removed(self, node: Any) -> None:
-        """The device holds the KV of this leaf no more."""
+        """The KV of this leaf has left the device."""
         self.left_device(node, to_host=False)
 
     # -- victims -----------------------------------------------------------------------------
@@ -55,19 +56,19 @@ class FastTreeCore(FastWalks, CostTreeCore):
         """Tokens that are locked."""
         return int(self.component_protected_size_[FULL])
 
-    def take_leaf(self, record: PoolRecord, needed: int) -> tuple[int, list[Any], list[Any]]:
+    def take_leaf(self, record: PoolRecord, needed: int) -> tuple[int | Refused, list[Any], list[Any]]:
         """Evict a leaf, or as much of its tail as ``needed`` asks for."""
         if not self.has_fast_walks or self.enable_session_radix_cache or self.kv_events.enabled:
             return super().take_leaf(record, needed)
-        # Nothing but the tree knows of a leaf: what SGLang does in many steps is done in one, and a leaf that
-        # is trimmed is not split first, but made shorter.
+        # Nothing but the tree knows of a leaf, so SGLang's many steps are done in one, and a leaf that
+        # is trimmed is made shorter instead of being split first.
         node, kv = record.node, self.kv
         if node is None or node.kv is not record or record.live_children:
-            return NOT_A_LEAF, [], []
+            return Refused.NOT_A_LEAF, [], []
         if record.locks:
-            return LOCKED, [], []
+            return Refused.LOCKED, [], []
         if node not in self.evictable_device_leaves:
-            return NOT_NOW, [], []
+            return Refused.NOT_NOW, [], []
         tokens, step, data = record.tokens, self._step, node.component_data[FULL]
         slots = data.value
         keep = (tokens - needed) // step * step if step and needed < tokens else 0
@@ -78,7 +79,7 @@ class FastTreeCore(FastWalks, CostTreeCore):
                 node.name.key = key
             node.checksum = None
             left, slots = slots[:keep], slots[keep:]
-            # A view keeps all of what it is a part of in memory.
+            # A view keeps its whole base in memory.
             data.value = left if left.untyped_storage().nbytes() <= keep * _TWICE else left.clone()
             self.component_evictable_size_[FULL] -= tokens
             kv.trim(record, tokens)
@@ -86,5 +87,5 @@ class FastTreeCore(FastWalks, CostTreeCore):
             self._take_out(node)
             self.component_evictable_size_[FULL] -= tokens
             node.kv = None
-            kv.remove(record)
+            drop_record(kv, record)
         return tokens, [slots], []

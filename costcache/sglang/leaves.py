@@ -1,19 +1,21 @@
-"""Taking a leaf out of a tree core, where its slots are all that is to be freed."""
+"""Taking a leaf out of a tree core, if its slots are all that is to be freed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from costcache.eviction import Refused
+
 if TYPE_CHECKING:
-    from costcache.sglang.pool import PoolRecord
+    from costcache.sglang.records import PoolRecord
 
 __all__ = ["LeafTaking"]
 
 
 class LeafTaking:
-    """A base of the tree cores, which say how a victim of the pool ``kv`` is claimed and dropped."""
+    """Base of the tree cores, which say how a victim of the pool ``kv`` is claimed and dropped."""
 
-    def claim(self, record: PoolRecord, needed: int) -> tuple[int, int]:
+    def claim(self, record: PoolRecord, needed: int) -> int | Refused:
         """Make a victim ready to be evicted.
 
         Args:
@@ -21,23 +23,22 @@ class LeafTaking:
             needed: Tokens that are to be freed; a core that trims claims no more of the victim.
 
         Returns:
-            1 and the id of the leaf to evict; or the pipeline's answer for one that cannot go, and 0.
+            The id of the leaf to evict; or why it cannot be evicted.
         """
         raise NotImplementedError
 
     def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
-        """Evict a leaf that was claimed; its slots, its tokens, and SGLang's actions that must follow."""
+        """Evict a claimed leaf; returns its slots, its tokens, and SGLang's actions that must follow."""
         raise NotImplementedError
 
-    def take_leaf(self, record: PoolRecord, needed: int) -> tuple[int, list[Any], list[Any]]:
+    def take_leaf(self, record: PoolRecord, needed: int) -> tuple[int | Refused, list[Any], list[Any]]:
         """Claim a victim and drop it.
 
         Returns:
-            The tokens that it held, or the pipeline's answer for one that cannot go; its slots; and SGLang's
-            actions that must follow.
+            Its tokens, or why it cannot be evicted; its slots; and SGLang's actions that must follow.
         """
-        answer, node_id = self.claim(record, needed)
-        if answer <= 0:
-            return answer, [], []
+        node_id = self.claim(record, needed)
+        if isinstance(node_id, Refused):
+            return node_id, [], []
         slots, tokens, actions = self.drop_leaf(node_id)
         return tokens, slots, actions

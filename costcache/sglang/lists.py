@@ -1,4 +1,4 @@
-"""SGLang's own collections of nodes, telling the pools what comes and goes.
+"""SGLang's own collections of nodes, telling the pools what is added and removed.
 
 Every place in SGLang that makes or frees a value of a component, or a leaf of the host tier, goes through
 one of them.
@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedLRUList
 
+from costcache.sglang.records import PoolRecord, add_record, drop_record
+
 if TYPE_CHECKING:
-    from costcache.sglang.pool import PoolEvents, PoolRecord
+    from costcache.pool import Pool
     from costcache.sglang.pycore import CostNode, CostTreeCore
 
 __all__ = ["HostLeaves", "ValueList"]
 
 
 class ValueList(UnifiedLRUList):
-    """Stock's list of the nodes that hold a component's value on the device, telling the pool.
+    """SGLang's list of the nodes that have a component's value on the device, telling the pool.
 
-    A node is in this list exactly as long as the device holds its value: every place in SGLang that
-    makes or frees one goes through it. Stock's own order in the list is kept, for its own walks.
+    A node is in this list exactly as long as its value is on the device: every place in SGLang that
+    makes or frees one goes through it. SGLang's own order in the list is kept, for its own walks.
     """
 
-    def __init__(self, core: CostTreeCore, pool: PoolEvents, stock: Any) -> None:
+    def __init__(self, core: CostTreeCore, pool: Pool, stock: Any) -> None:
         super().__init__(stock.component_type, core.component_types, is_referenced=stock._is_referenced)
         self._core = core
         self._pool = pool
@@ -45,19 +47,15 @@ class ValueList(UnifiedLRUList):
         if tail is None or self._name == "state":
             self._arrived(node)
         else:
-            prefix = self._pool.split(tail, len(node.key), node, locked=True)
+            prefix = PoolRecord(None, len(node.key), tail.depth, node)
+            self._pool.split(prefix, tail, locked=True)
             setattr(node, self._name, prefix)
             # To an order the prefix of a split has a child, and is no candidate; this one is.
             self._pool.unlock(prefix)
 
     def _arrived(self, node: CostNode) -> None:
         units = self._units(node)
-        record = self._pool.insert(
-            node,
-            units,
-            node.end - units,
-            priority=node.priority,
-        )
+        record = add_record(self._pool, node, units, node.end - units, priority=node.priority)
         setattr(node, self._name, record)
 
     def remove_node(self, node: CostNode) -> None:
@@ -65,12 +63,12 @@ class ValueList(UnifiedLRUList):
         record: PoolRecord | None = getattr(node, self._name)
         if record is not None:
             setattr(node, self._name, None)
-            self._pool.remove(record)
+            drop_record(self._pool, record)
 
     def reset_node_mru(self, node: CostNode) -> None:
         super().reset_node_mru(node)
         if not self.silent:
-            self._pool.use((getattr(node, self._name),))
+            self._pool.use((getattr(node, self._name),), self._pool.request, again=False)
 
     def reset_node_and_window_ancestors_mru(
         self, node: CostNode, root_node: CostNode, window_size: int, should_include: Callable[[Any], bool]
@@ -83,19 +81,19 @@ class ValueList(UnifiedLRUList):
             covered += len(node.key)
             node = node.parent
         used.reverse()
-        self._pool.use(used)
+        self._pool.use(used, self._pool.request, again=False)
 
 
 class HostLeaves(set[Any]):
-    """Stock's set of evictable host leaves, telling the pool ``host``.
+    """SGLang's set of evictable host leaves, telling the pool ``host``.
 
-    Every node that only the host holds has a record there; while it is not such a leaf, it is locked.
+    Every node that is on the host alone has a record there; while it is not such a leaf, it is locked.
 
     Attributes:
-        tokens: Tokens of the leaves in the set: all can be evicted now.
+        tokens: Tokens of the leaves in the set, all of which can be evicted now.
     """
 
-    def __init__(self, core: CostTreeCore, pool: PoolEvents) -> None:
+    def __init__(self, core: CostTreeCore, pool: Pool) -> None:
         super().__init__()
         self._core = core
         self._pool = pool

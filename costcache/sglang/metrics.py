@@ -1,4 +1,4 @@
-"""Prometheus metrics of our evictions, in SGLang's own registry and with its labels.
+"""Prometheus metrics of evictions, in SGLang's own registry and with its labels.
 
 SGLang exposes at ``/metrics`` whatever its processes register with prometheus_client once
 ``--enable-metrics`` is given. Names:
@@ -6,11 +6,11 @@ SGLang exposes at ``/metrics`` whatever its processes register with prometheus_c
     costcache:evictions_total           evictions that had a shortfall
     costcache:shortfall_units_total     units asked for (tokens; states in the pool "state")
     costcache:evicted_units_total       units freed
-    costcache:victims_total             nodes that went, whole or in part
-    costcache:trimmed_total             victims of which only the tail went
-    costcache:deferred_total            victims that could not go when they were named
+    costcache:victims_total             nodes evicted, whole or in part
+    costcache:trimmed_total             victims of which only the tail was evicted
+    costcache:deferred_total            victims that could not be evicted when they were named
     costcache:clamped_total             answers of a plugin that were out of bounds and replaced
-    costcache:short_evictions_total     evictions that freed less than their shortfall: no more could go
+    costcache:short_evictions_total     evictions that freed less than their shortfall: no more was evictable
     costcache:fallbacks_total           orders dropped for LRU
     costcache:excess_units              per eviction, units freed beyond the shortfall
     costcache:decision_seconds          per eviction, time to choose the victims, without freeing them
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from costcache.sglang.pool import PoolEvents
+from costcache.pool import Pool
 
 __all__ = ["CostMetrics"]
 
@@ -32,9 +32,9 @@ NAMES = {
     "evictions": ("evictions_total", "Evictions that had a shortfall."),
     "shortfall": ("shortfall_units_total", "Units asked for."),
     "evicted": ("evicted_units_total", "Units freed."),
-    "victims": ("victims_total", "Nodes that went, whole or in part."),
-    "trimmed": ("trimmed_total", "Victims of which only the tail went."),
-    "deferred": ("deferred_total", "Victims that could not go when they were named."),
+    "victims": ("victims_total", "Nodes evicted, whole or in part."),
+    "trimmed": ("trimmed_total", "Victims of which only the tail was evicted."),
+    "deferred": ("deferred_total", "Victims that could not be evicted when they were named."),
     "clamped": ("clamped_total", "Answers of a plugin that were out of bounds and replaced."),
     "short": ("short_evictions_total", "Evictions that freed less than their shortfall."),
 }
@@ -49,7 +49,7 @@ class CostMetrics:
         """Register the metrics.
 
         Args:
-            collector: SGLang's ``RadixCacheMetricsCollector``: gives the labels, and the metric classes where
+            collector: SGLang's ``RadixCacheMetricsCollector``: gives the labels, and the metric classes if
                 they are replaced.
         """
         # Only now: SGLang sets the environment that prometheus_client reads when it is imported.
@@ -73,10 +73,10 @@ class CostMetrics:
         self._of: dict[str, _OfPool] = {}
         self._freeing = 0.0
 
-    def timed(self, take: Callable[..., int]) -> Callable[..., int]:
-        """``take``, with its time measured: it is not part of a decision's."""
+    def timed(self, take: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``take`` to measure its time, which is not part of a decision's."""
 
-        def timed_take(*args: Any) -> int:
+        def timed_take(*args: Any) -> Any:
             began = time.perf_counter()
             try:
                 return take(*args)
@@ -85,7 +85,7 @@ class CostMetrics:
 
         return timed_take
 
-    def evict(self, pool: PoolEvents, evict: Callable[[PoolEvents, int], int], shortfall: int) -> None:
+    def evict(self, pool: Pool, evict: Callable[[Pool, int], int], shortfall: int) -> None:
         """Run an eviction and observe it; ``evict(pool, shortfall)`` returns the units freed."""
         self._freeing = 0.0
         began = time.perf_counter()
@@ -96,8 +96,8 @@ class CostMetrics:
         if freed >= shortfall:
             of.child(self._excess).observe(freed - shortfall)
 
-    def publish(self, pools: dict[str, PoolEvents]) -> None:
-        """Add what has been counted since the last call."""
+    def publish(self, pools: dict[str, Pool]) -> None:
+        """Add the counts since the last call."""
         for name, pool in pools.items():
             of, counters = self._of_pool(name), pool.counters
             for field, metric in self._counters.items():
@@ -112,7 +112,7 @@ class CostMetrics:
 
 
 class _OfPool:
-    """What is published of one pool: finding a metric by its labels takes longer than adding to it."""
+    """The metrics of one pool: finding a metric by its labels takes longer than adding to it."""
 
     def __init__(self, labels: dict[str, Any]) -> None:
         self._labels = labels
@@ -120,7 +120,7 @@ class _OfPool:
         self._published: dict[str, int] = {}
 
     def child(self, metric: Any) -> Any:
-        """A metric with the pool's labels, which shows up from now on."""
+        """A metric with the pool's labels, which is exposed from now on."""
         child = self._children.get(metric)
         if child is None:
             child = self._children[metric] = metric.labels(**self._labels)

@@ -1,107 +1,120 @@
-"""The pools of one cache, and the request that works on them.
+"""The pools of one cache inside SGLang, and the request that works on them.
 
-SGLang keeps one pool for full-attention KV and, for some models, one for sliding-window KV and one for
-states. Each has an order of its own and records of its own. Where the policy knows states, one order serves
-``kv`` and ``state`` together; see :mod:`costcache.sglang.states`.
+SGLang has one kind of memory for full-attention KV and, for some models, one for sliding-window KV and one
+for states. Each is a :class:`costcache.pool.Pool` with an order and records of its own. A policy that ranks
+states gets one order for ``kv`` and ``state`` together; see :mod:`costcache.sglang.states`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from costcache.eviction import EvictionHost
-from costcache.policies.states import StateOrder
 from costcache.records import Clock, PoolState, RequestInfo, RequestRecord
-from costcache.sglang.pool import PoolEvents
-from costcache.sglang.states import StatePool
 
 if TYPE_CHECKING:
-    from costcache.sglang.plan import Plan
+    from costcache.binding import Binding
+    from costcache.eviction import Refused
+    from costcache.pool import Pool
+    from costcache.records import Victim
 
-__all__ = ["POOLS", "Pools"]
+__all__ = ["POOLS", "PoolHost", "Pools"]
 
 POOLS = ("kv", "swa", "state", "host")
 """Pools that may have an order: full attention, sliding window, states, and full attention on the host."""
 
-
 _SHARED = {"host": "kv"}
 """KV is one thing on two tiers: a request that used it on the host has used it when it is on the device."""
+
+
+class PoolHost(Protocol):
+    """The owner of one pool's memory."""
+
+    def pool_state(self) -> PoolState:
+        """Measure the pool as it is now."""
+
+    def take(self, victim: Victim, needed: int) -> int | Refused:
+        """Free a victim; see :class:`costcache.pool.Pool`."""
 
 
 class Pools:
     """The pools of one cache, and the request that works on them.
 
     Attributes:
+        binding: The model, its policy and its plugin.
+        trim_step: Tokens that a trim is a multiple of; 0 if victims are evicted whole.
+        ranks_states: Whether one order ranks KV and states together.
         clock: Logical time.
         kv: The pool of full-attention KV.
-        by_name: All pools that have an order.
-        plan: What was decided for this cache.
+        by_name: All pools.
     """
 
-    __slots__ = ("_hosts", "_names", "by_name", "clock", "kv", "plan")
+    __slots__ = ("_hosts", "binding", "by_name", "clock", "kv", "ranks_states", "trim_step")
 
-    def __init__(self, plan: Plan, hosts: Callable[[str], EvictionHost], names: Iterable[str]) -> None:
+    def __init__(
+        self, binding: Binding, trim_step: int, hosts: Callable[[str], PoolHost], names: Iterable[str]
+    ) -> None:
         """Make the pools.
 
         Args:
-            plan: What was decided for this cache.
-            hosts: Gives what tells the state of a pool and frees its victims, by the pool's name.
+            binding: The model, its policy and its plugin.
+            trim_step: Tokens that a trim is a multiple of; 0 if victims are evicted whole.
+            hosts: Gives the owner of a pool's memory, by the pool's name.
             names: Names of the pools, ``"kv"`` among them.
         """
-        self.plan = plan
+        self.binding = binding
+        self.trim_step = trim_step
         self.clock = Clock()
         self._hosts = hosts
-        self._names = names = tuple(names)
-        self.by_name: dict[str, PoolEvents] = {}
+        names = tuple(names)
+        self.ranks_states = "state" in names and binding.ranks_states
+        state = self._make("state", ranked=False) if self.ranks_states else None
+        self.by_name: dict[str, Pool] = {}
         for name in names:
-            self.add(name)
+            if name == "state" and state is not None:
+                self.by_name[name] = state
+            elif name == "kv" and state is not None:
+                self.by_name[name] = self._make(name, also=(state,))
+            else:
+                self.add(name)
         self.kv = self.by_name["kv"]
 
-    def add(self, name: str) -> PoolEvents:
-        """Give one more pool an order.
-
-        The host tier keeps no headroom: nothing allocates from it without asking for room first.
-        """
-        plan, host, tier = self.plan, self._hosts(name), name == "host"
-        free_target, adjust = (_nothing, _unchanged) if tier else (plan.free_target, plan.adjust)
-        plugin = plan.architecture.name
-        kv = self.by_name.get("kv")
-        # An order of KV may be one of states as well; it is told of both pools.
-        ordered = [name, "state"] if name == "kv" and "state" in self._names else [name]
-        pool: PoolEvents
-        if name == "state" and kv is not None and isinstance(kv.guard.order, StateOrder):
-            pool = StatePool(kv, host, free_target, adjust, plugin=plugin)
-        else:
-            pool = PoolEvents(
-                name,
-                self.clock,
-                host,
-                lambda: plan.make_order(tuple(self._hosts(pool).pool_state(pool) for pool in ordered)),
-                free_target,
-                adjust,
-                plugin=plugin,
-                unit_bytes=plan.bytes_of(name),
-            )
-        self.by_name[name] = pool
+    def add(self, name: str) -> Pool:
+        """Add a pool with an order of its own."""
+        pool = self.by_name[name] = self._make(name)
         return pool
+
+    def _make(self, name: str, *, ranked: bool = True, also: tuple[Pool, ...] = ()) -> Pool:
+        host = self._hosts(name)
+        return self.binding.pool(
+            name,
+            host.take,
+            unit="states" if name == "state" else "tokens",
+            measure=host.pool_state,
+            ranked=ranked,
+            clock=self.clock,
+            flat=name != "kv",
+            lower_tier=name == "host",
+            also=also,
+        )
 
     def reset(self) -> None:
         """Forget all records; logical time goes on."""
         for pool in self.by_name.values():
+            for record in pool.live.values():
+                record.node = None  # type: ignore[attr-defined]  # a PoolRecord
             pool.reset()
 
     # -- requests ----------------------------------------------------------------------------
 
     def begin(self) -> dict[str, RequestRecord]:
-        """A request begins; what each pool remembers of it."""
+        """Begin a request; returns its record in each pool."""
         clock = self.clock
         number = clock.begin()
-        names = (name for name in self.by_name if name != "host")
-        return {name: RequestRecord(number, clock.now, clock.in_seconds) for name in names}
+        return {name: RequestRecord(number, clock.in_seconds) for name in self.by_name if name != "host"}
 
     def walk(self, request: dict[str, RequestRecord] | None) -> None:
-        """A walk of the tree begins, on behalf of ``request`` or of nobody."""
+        """Begin a walk of the tree, on behalf of ``request`` or of nobody."""
         self.clock.accesses += 1
         if len(self.by_name) == 1:
             self.kv.request = None if request is None else request["kv"]
@@ -110,7 +123,7 @@ class Pools:
             pool.request = None if request is None else request[_SHARED.get(name, name)]
 
     def rest(self) -> None:
-        """The walk is over."""
+        """End the walk."""
         if len(self.by_name) == 1:
             self.kv.request = None
             return
@@ -118,8 +131,10 @@ class Pools:
             pool.request = None
 
     def finish(self, request: dict[str, RequestRecord], info: RequestInfo) -> None:
-        """A request ended."""
+        """End a request."""
         for name, pool in self.by_name.items():
+            if pool.book is not pool:
+                continue  # the pool that has the order tells it
             if name in request:
                 pool.finish(request[name], info)
             else:
@@ -127,15 +142,7 @@ class Pools:
 
 
 def _elsewhere(request: RequestRecord) -> RequestRecord:
-    """A request as another tier's order knows it: what it made has records of another order."""
-    seen = RequestRecord(request.number, request.began, request.in_seconds)
+    """A request as another tier's order knows it: its end is a record of another order."""
+    seen = RequestRecord(request.number, request.in_seconds)
     seen.matched = request.matched
     return seen
-
-
-def _nothing(pool: PoolState) -> float:  # noqa: ARG001  # the signature of a free target
-    return 0.0
-
-
-def _unchanged(pool: PoolState, requested: int) -> int:  # noqa: ARG001  # as above
-    return requested

@@ -1,4 +1,4 @@
-"""SGLang's Python tree core, telling the orders what happens to its nodes.
+"""SGLang's Python tree core, telling the pools what happens to its nodes.
 
 Stock code makes every change; the methods here call it and then report what changed. Each node carries
 one record per pool that holds a value of it.
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
 
-from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
+from costcache.eviction import Refused
+from costcache.pool import Pool
 from costcache.sglang.leaves import LeafTaking
 from costcache.sglang.lists import HostLeaves, ValueList
-from costcache.sglang.pool import PoolEvents, PoolRecord
 from costcache.sglang.pools import Pools
-from costcache.sglang.states import StateList, StatePool
+from costcache.sglang.records import PoolRecord, add_record, drop_record
+from costcache.sglang.states import StateList
 from costcache.sglang.walks import handed_on
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ class CostNode(UnifiedTreeNode):
     """A tree node with its records.
 
     Attributes:
-        kv: Record while the device holds its full-attention KV.
-        host: Record while only the host holds it.
-        swa: Record while the device holds its sliding-window KV.
-        state: Record while the device holds a state that ends with it, and states have an order of their own.
+        kv: Record while its full-attention KV is on the device.
+        host: Record while that is on the host alone.
+        swa: Record while its sliding-window KV is on the device.
+        state: Record while a state at its end is on the device, and states have an order of their own.
         page_size: Tokens per page.
         checksum: CRC-32 of the whole prefix through this node; None until somebody needs it.
     """
@@ -75,13 +76,13 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
     def __init__(self, params: Any, components: dict[Any, Any]) -> None:
         cache = next(iter(components.values())).cache
         self.pools: Pools = cache.pools
-        self.kv: PoolEvents = self.pools.kv
+        self.kv: Pool = self.pools.kv
         self._trimming = False
-        self._step = self.pools.plan.trim_step
+        self._step = self.pools.trim_step
         super().__init__(params, components)
 
     def reset(self) -> None:
-        """Forget every node, and what the orders know."""
+        """Forget every node and every record."""
         self.pools.reset()
         super().reset()
         self.root_node.kv = self.kv.root
@@ -91,7 +92,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
                 stock = self.lru_lists[component]
                 self.lru_lists[component] = (
                     StateList(pool, stock, self.component_types)
-                    if isinstance(pool, StatePool)
+                    if self.pools.ranks_states
                     else ValueList(self, pool, stock)
                 )
         if "host" in self.pools.by_name:
@@ -115,8 +116,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         self, parent: CostNode, key: Any, value: Any, priority: int = 0, **more: Any
     ) -> CostNode:
         node: CostNode = super()._add_new_node(parent, key, value, priority=priority, **more)
-        above = parent.kv
-        node.kv = self.kv.insert(node, len(key), parent.end, above, priority=node.priority)
+        node.kv = add_record(self.kv, node, len(key), parent.end, parent.kv, priority=node.priority)
         return node
 
     def _unevict_node_on_insert(
@@ -126,13 +126,14 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         self.came_back(node)
 
     def came_back(self, node: CostNode) -> None:
-        """The device holds the KV of a node again."""
+        """The KV of a node is on the device again."""
         past = node.host
         if past is not None:
-            self.pools.by_name["host"].remove(past)
+            drop_record(self.pools.by_name["host"], past)
             node.host = None
         parent = node.parent
-        node.kv = self.kv.insert(
+        node.kv = add_record(
+            self.kv,
             node,
             len(node.key),
             parent.end,
@@ -146,29 +147,35 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
             states.arrived(node)
 
     def left_device(self, node: CostNode, *, to_host: bool) -> None:
-        """The device holds the KV of a node no more; the host may still."""
+        """The KV of a node left the device; the host may still have it."""
         record, end = node.kv, node.end
         history: NodeRecord | None = record
         if record is None:
             history = node.parent.kv  # it is the tail of a trimmed leaf, whose record stays with the rest
         else:
             node.kv = None
-            self.kv.remove(record)
+            drop_record(self.kv, record)
         if to_host:
             self.to_host(node, end, history)
 
     def left_host(self, node: CostNode) -> None:
-        """The host holds the KV of a node no more."""
+        """The KV of a node left the host."""
         record = node.host
         if record is not None:
             node.host = None
-            self.pools.by_name["host"].remove(record)
+            drop_record(self.pools.by_name["host"], record)
 
     def to_host(self, node: CostNode, end: int, history: NodeRecord | None) -> None:
         tokens = len(node.key)
         # Locked until it is a leaf of the host tier.
-        node.host = self.pools.by_name["host"].insert(
-            node, tokens, end - tokens, priority=node.priority, history=history, locks=1
+        node.host = add_record(
+            self.pools.by_name["host"],
+            node,
+            tokens,
+            end - tokens,
+            priority=node.priority,
+            history=history,
+            locks=1,
         )
 
     def _split_node(self, key: Any, child: CostNode, split_len: int) -> tuple[CostNode, Any]:
@@ -180,7 +187,8 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
                 prefix.kv, child.kv = record, None
                 record.node = prefix
             else:
-                prefix.kv = self.kv.split(record, split_len, prefix)
+                prefix.kv = PoolRecord(None, split_len, record.depth, prefix)
+                self.kv.split(prefix.kv, record)
         elif child.host is not None:
             record = child.host
             if child in self.evictable_host_leaves:
@@ -189,7 +197,8 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
                 prefix.host, child.host = record, None
                 record.node = prefix
             else:
-                prefix.host = self.pools.by_name["host"].split(record, split_len, prefix, locked=True)
+                prefix.host = PoolRecord(None, split_len, record.depth, prefix)
+                self.pools.by_name["host"].split(prefix.host, record, locked=True)
         return prefix, action
 
     # -- uses --------------------------------------------------------------------------------
@@ -197,7 +206,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
     def _match_post_processor(
         self, params: Any, value: Any, best_match_node: CostNode, *more: Any, **named: Any
     ) -> Any:
-        # What lies below the best match (KV without a state or a window) was found and is of no use.
+        # KV below the best match, without a state or a window, was found and is of no use.
         self.used(best_match_node)
         return super()._match_post_processor(params, value, best_match_node, *more, **named)
 
@@ -214,9 +223,9 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         super()._insert_commit_step(state)
 
     def used(self, node: CostNode, *, inserting: bool = False) -> None:
-        """A walk ended at ``node``, on behalf of the request at work: it used the whole path."""
+        """A walk that ended at ``node`` used the whole path, on behalf of the request at work."""
         root = self.root_node
-        path: list[PoolRecord] = []
+        path: list[NodeRecord] = []
         hosted: list[PoolRecord] = []
         while node is not root:
             if node.kv is not None:
@@ -225,35 +234,36 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
                 hosted.append(node.host)
             node = node.parent
         path.reverse()
-        self.kv.use(path, inserting=inserting)
+        self.kv.use(path, self.kv.request, again=inserting)
         if hosted:
             hosted.reverse()
-            self.pools.by_name["host"].use(hosted, inserting=inserting)
+            host = self.pools.by_name["host"]
+            host.use(hosted, host.request, again=inserting)
 
     # -- victims -----------------------------------------------------------------------------
 
-    def claim(self, record: PoolRecord, needed: int) -> tuple[int, int]:
+    def claim(self, record: PoolRecord, needed: int) -> int | Refused:
         """Make a victim of the pool ``kv`` ready to be evicted whole.
 
-        Where trimming is on, a leaf that holds more than ``needed`` tokens is cut, and only its tail is a
-        victim; the order has been told of it when this returns.
+        With trimming on, a leaf of more than ``needed`` tokens is cut, and only its tail is a
+        victim; the pool knows of it when this returns.
 
         Returns:
-            1 and the id of the leaf to evict; or the pipeline's answer for one that cannot go, and 0.
+            The id of the leaf to evict; or why it cannot be evicted.
         """
         node: CostNode | None = record.node
         if node is None or node.kv is not record or record.live_children:
-            return NOT_A_LEAF, 0
+            return Refused.NOT_A_LEAF
         if record.locks:
-            return LOCKED, 0
+            return Refused.LOCKED
         if node not in self.evictable_device_leaves:
-            return NOT_NOW, 0
+            return Refused.NOT_NOW
         step = self._step
         if step and needed < record.tokens:
             keep = (record.tokens - needed) // step * step
             if keep and self._may_trim(node, keep):
                 self._cut(node, keep, self.kv, record)
-        return 1, node.id
+        return int(node.id)
 
     def _may_trim(self, node: CostNode, keep: int) -> bool:
         """Whether the first ``keep`` tokens of a leaf are of use without the rest."""
@@ -283,8 +293,8 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
             length = len(node.key)
         return True
 
-    def _cut(self, node: CostNode, keep: int, pool: PoolEvents, record: PoolRecord) -> None:
-        """Split a leaf: the first part keeps the record, the rest (the same node id) is to go."""
+    def _cut(self, node: CostNode, keep: int, pool: Pool, record: PoolRecord) -> None:
+        """Split a leaf: the first part keeps the record, the rest (the same node id) is to be evicted."""
         self._trimming = True
         try:
             _, action = self._split_node(node.key, node, keep)
@@ -295,7 +305,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         pool.trim(record, record.tokens - keep)
 
     def cut_host_leaf(self, record: PoolRecord, needed: int) -> CostNode:
-        """What to evict of a host leaf: its tail where that is enough, else all of it."""
+        """The node to evict of a host leaf: its tail if that is enough, else all of it."""
         node: CostNode = record.node
         step = self._step
         keep = (record.tokens - needed) // step * step if step else 0
@@ -304,15 +314,15 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         return node
 
     def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
-        """Evict a leaf; its slots, its tokens, and SGLang's actions that must follow."""
+        """Evict a leaf; returns its slots, its tokens, and SGLang's actions that must follow."""
         return handed_on(self.evict_device_leaf(node_id, False))
 
     def put_back(self, node_id: int) -> None:
-        """The tail of a cut leaf could not go after all: it is a node like any other."""
+        """The tail of a cut leaf was not evicted after all: it is a node like any other."""
         node: CostNode | None = self._node_arena.get(node_id)
         if node is None or node.kv is not None or node.evicted:
             return
         parent = node.parent
-        node.kv = self.kv.insert(
-            node, len(node.key), parent.end, parent.kv, priority=node.priority, history=parent.kv
+        node.kv = add_record(
+            self.kv, node, len(node.key), parent.end, parent.kv, priority=node.priority, history=parent.kv
         )

@@ -1,4 +1,4 @@
-"""What SGLang's real pools hold per token and per state, next to what our cost model says."""
+"""Bytes per token and per state of SGLang's real pools, compared with the cost model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from costcache.sglang.plan import Plan
+    from costcache.binding import Binding
 
 __all__ = ["describe_pools", "pool_bytes"]
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("costcache")
 def pool_bytes(params: Any) -> dict[str, float]:
     """Bytes per token (``kv``, ``swa``) and per state (``state``) of one rank's pools.
 
-    Each pool keeps one page, or one state, more than it hands out: slot 0 takes writes that nobody wants.
+    Each pool has one page, or one state, more than it hands out: slot 0 takes writes that nobody wants.
     """
     pool = params.token_to_kv_pool_allocator.get_kvcache()
     page = pool.page_size
@@ -38,8 +38,14 @@ def _total(pool: Any) -> int:
     return int(sum(size)) if isinstance(size, tuple) else int(size)
 
 
-def describe_pools(params: Any, plan: Plan) -> str:
-    """The pools in words; warns where the cost model is off by more than a byte in a thousand."""
+def _expected(binding: Binding, pool: str) -> int:
+    """Bytes of one unit of a pool on one rank, by the cost model."""
+    token = binding.cost.token
+    return {"swa": token.swa_bytes, "state": token.state_bytes}.get(pool, token.kv_bytes)
+
+
+def describe_pools(params: Any, binding: Binding) -> str:
+    """Describe the pools in words; warns if the cost model is off by more than a byte in a thousand."""
     try:
         found = pool_bytes(params)
     except Exception as error:  # pools of other platforms: a figure for the log is no reason to fail
@@ -52,7 +58,7 @@ def describe_pools(params: Any, plan: Plan) -> str:
     words = []
     for name, bytes_found in found.items():
         unit = "state" if name == "state" else "token"
-        expected = plan.bytes_of(name) * (2 if wide and name != "state" else 1)
+        expected = _expected(binding, name) * (2 if wide and name != "state" else 1)
         words.append(f"{bytes_found:,.0f} B per {unit} of pool {name!r} (cost model: {expected:,})")
         if abs(bytes_found - expected) > expected / 1000:
             logger.warning(
@@ -61,7 +67,7 @@ def describe_pools(params: Any, plan: Plan) -> str:
                 name,
                 f"{bytes_found:,.1f}",
                 unit,
-                plan.architecture.name,
+                binding.architecture.name,
                 f"{expected:,}",
             )
-    return f"{', '.join(words)}, {allocator.size_full:,} tokens in pages of {plan.page_size}"
+    return f"{', '.join(words)}, {allocator.size_full:,} tokens in pages of {binding.page_size}"

@@ -1,4 +1,4 @@
-"""What the cache remembers of SGLang's requests, from their first match to their end."""
+"""Records of SGLang's requests, from their first match to their end."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Life:
     """One request's records.
 
     Attributes:
-        records: What each pool remembers of it, by the pool's name.
-        stored: The cache has taken something that it computed: later matches find its own work.
-        over: It has finished, and the orders have been told.
+        records: Its record in each pool, by the pool's name.
+        stored: Whether the cache has tokens that it computed: later matches find its own work.
+        over: Whether it has finished, and the pools know.
     """
 
     __slots__ = ("over", "records", "stored")
@@ -37,9 +37,9 @@ class Life:
 
 
 def life_of(req: Any, pools: Pools) -> Life:
-    """The life of SGLang's request object; it begins here if it has not yet.
+    """The life of SGLang's request object; begins it if there is none yet.
 
-    It hangs on the object, so it goes with it. Every rank meets the requests in the same order.
+    It is an attribute of the object, so it ends with it. Every rank meets the requests in the same order.
     """
     life: Life | None = getattr(req, ATTRIBUTE, None)
     if life is None:
@@ -49,9 +49,9 @@ def life_of(req: Any, pools: Pools) -> Life:
 
 
 def info(req: Any, life: Life) -> RequestInfo:
-    """What is known of a request that has finished.
+    """The facts known of a request that has finished.
 
-    Never-seen prompt tokens are those that no tier had at its first match. SGLang's scheduler knows the
+    New prompt tokens are those that no tier had at its first match. SGLang's scheduler knows the
     finish reasons stop, length and abort; tool calls are found by its API layer, in another process.
     """
     prompt, matched = len(req.origin_input_ids), life.records["kv"].matched

@@ -1,9 +1,16 @@
 """SGLang's Rust tree core, with victims that our orders name.
 
-The core keeps the tree; we keep one record per node id that we have met and name leaves from it (see
-:mod:`costcache.sglang.history`). That is enough because of how the core hands out ids: a split leaves the
-id with the tail, so the end of a node never changes; ids are never used again; and a tree of FULL attention
-alone gets its leaves in two ways only, by an insert and by an eviction, both of which pass here.
+The core keeps the tree; we keep one record per node id that we have met and name leaves from it. That is
+enough because of how the core hands out ids: a split leaves the id with the tail, so the end of a node never
+changes; ids are never used again; and a tree of FULL attention alone gets its leaves in two ways only, by an
+insert and by an eviction, both of which pass here.
+
+**Histories.** A walk is noted at the deepest node that it reached. When a leaf is evicted, its parent takes
+over its history: the sum of the uses, the latest recency, the earliest creation, the highest priority. By the
+time a node is a leaf it has so heard of every walk through it, as in the Python core, where each walk notes
+every node. A request that walks deeper takes its use along, so each counts once per node. The history of an
+interior node is incomplete until then, and depth and tokens of a node that was split are corrected only when
+it is named. So orders that look at more than leaves, or at these two, need the Python core.
 
 **Trimming.** The core cannot split a node by its id and does not give its key away, so a new leaf is cut into
 chunks at once, while its key is at hand; victims are then chunks.
@@ -35,14 +42,13 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 )
 
 from costcache.errors import SettingsError
-from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
-from costcache.sglang.history import LeafHistory, Path
+from costcache.eviction import Refused
 from costcache.sglang.leaves import LeafTaking
-from costcache.sglang.pool import PoolRecord
+from costcache.sglang.records import PoolRecord, add_record, drop_record
 from costcache.sglang.walks import leaf_result
 
 if TYPE_CHECKING:
-    from costcache.records import Victim
+    from costcache.records import NodeRecord, Victim
     from costcache.sglang.pools import Pools
 
 __all__ = ["CORE", "CostRustCore"]
@@ -51,18 +57,22 @@ CORE = "costcache-rust"
 """Name under which the core is registered."""
 
 FULL = ComponentType.FULL
+LOWEST = -(1 << 63)
 _NO_SKIPS: list[int] = []
 _MATCH = MatchResult._make
 
+Path = Sequence[tuple[int, int, int, int, int | None, int]]
+"""From the root's child down: id, parent's id, start and end in tokens, tokens on the device, children."""
 
-class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
+
+class CostRustCore(LeafTaking, RustUnifiedTreeCore):
     """The Rust tree core for FULL attention alone, with records.
 
     Attributes:
         pools: The pools that hear of every change; only ``kv`` exists here.
         kv: The pool of full-attention KV.
-        own_walks: How often no record was left and the core chose victims by its own order.
-        refused: Victims that the core knew to be locked and we did not.
+        own_walks: Evictions for which no record was left, so that the core chose victims by its own order.
+        refused: Victims that were locked in the core and not in our records.
     """
 
     def __init__(self, params: Any, components: dict[Any, Any]) -> None:
@@ -74,7 +84,7 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         """
         self.pools: Pools = next(iter(components.values())).cache.pools
         self.kv = self.pools.kv
-        self._chunk = self.pools.plan.trim_step
+        self._chunk = self.pools.trim_step
         self.own_walks = 0
         self.refused = 0
         self._clear()
@@ -84,7 +94,9 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         self.full_protected_size = self._binding.full_protected_size
 
     def _clear(self) -> None:
-        self.forget()
+        # Records in kv.live have been leaves at least once; the others only gather history.
+        self._records: dict[int, PoolRecord] = {}
+        self._pins: dict[int, int] = {}
         self._inserting = False
         self._claimed: Path | None = None
         self._quota = 0
@@ -92,13 +104,13 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         self._own_walk = False
 
     def reset(self) -> None:
-        """Forget every node, and what the orders know."""
+        """Forget every node and every record."""
         self.pools.reset()
         self._clear()
         super().reset()
 
     def set_hicache_enabled(self) -> None:
-        """Refuse a host tier: what is a leaf on the device alone cannot be told here.
+        """Refuse a host tier: the core does not tell which nodes are leaves on the device.
 
         Raises:
             SettingsError: Always.
@@ -117,7 +129,7 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         )
         tokens, node_id, actions = found.device_prefix_len, found.last_device_node_id, found.cache_actions
         if tokens:
-            self._use(node_id, tokens)
+            self._note_use(node_id, tokens)
         # Without a host tier and other components all nodes and lengths are the same. By position: this
         # version of SGLang alone is supported, and keywords cost as much as our records.
         return _MATCH(
@@ -173,10 +185,10 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         if found < size and not result.rotation_tail_declined:
             self._new_leaf(result.last_device_node, key, found, size, priority)
         elif found:
-            record = self._use(result.last_device_node, found, inserting=True)
+            record = self._note_use(result.last_device_node, found, inserting=True)
             if record.priority < priority:
                 record.priority = priority
-                self._refreshed(record)
+                self._refresh(record)
         return step
 
     def has_ongoing_insert(self) -> bool:
@@ -184,7 +196,7 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         return self._inserting
 
     def end_insert(self) -> list[Any]:
-        """What a failed insert still has to free."""
+        """Actions that a failed insert still needs."""
         if not self._inserting:
             return []
         self._inserting = False
@@ -195,14 +207,14 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         request = self.kv.request
         before = None if request is None else self._move_use(request.end)
         if start and (before is None or before.end != start):
-            # Not below the node that the request ended at last: look up what it is below, which may
+            # It is not below the node where the request ended last: look up its parent, which may
             # have been a leaf.
             above = self._records.get(self._binding.collect_path_info([node_id])[0][-2][0])
             if above is not None:
                 above.live_children = above.live_children or 1
         if self._chunk and end - start > self._chunk:
             start = self._cut(key, start, end)
-        self._records[node_id] = self.kv.insert(node_id, end - start, start, priority=priority)
+        self._records[node_id] = add_record(self.kv, node_id, end - start, start, priority=priority)
 
     def _cut(self, key: Any, start: int, end: int) -> int:
         """Split the new leaf [start, end) into chunks; the last keeps the id. Returns where it starts."""
@@ -226,7 +238,7 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         else:
             # FULL alone has no lock segments, so the receipt has nothing more.
             result = IncLockRefResult(self._binding.inc_lock_ref(node_id, _NO_SKIPS).delta, node_id)
-        self._hold(node_id)
+        self._pin(node_id)
         return result
 
     def dec_lock_ref(self, node_id: int, params: Any, skip_swa: bool = False) -> Any:
@@ -236,53 +248,157 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         else:
             receipt = self._bindings.DecLockRefParamsBinding(params.node_id)
             self._binding.dec_lock_ref(node_id, receipt, skip_swa)
-        self._release(node_id)
+        self._unpin(node_id)
         return DecLockRefResult()
 
     def inc_full_pin(self, node_id: int) -> None:
         """Pin the KV of the node and its ancestors."""
         super().inc_full_pin(node_id)
-        self._hold(node_id)
+        self._pin(node_id)
 
     def dec_full_pin(self, node_id: int) -> None:
         """Undo one pin."""
         super().dec_full_pin(node_id)
-        self._release(node_id)
+        self._unpin(node_id)
+
+    # ---- histories -------------------------------------------------------------------------
+
+    def _note_use(self, node_id: int, end: int, *, inserting: bool = False) -> PoolRecord:
+        """Note a walk that ended at a node, ``end`` tokens from the root."""
+        kv = self.kv
+        request = kv.request
+        record = self._records.get(node_id)
+        if record is None:
+            record = self._records[node_id] = self._unseen(node_id, end)
+        before = None if request is None else request.end
+        deeper = request is not None and end > request.counted
+        if deeper and before is not None:
+            self._move_use(before)
+        if record.parent is not None:
+            kv.use((record,), request, again=inserting)
+        else:  # the order does not know it
+            record.recency = kv.clock.accesses
+            if request is not None and deeper:
+                record.uses += 1
+                record.last_use = kv.clock.now
+                request.counted = end
+        if request is not None:
+            # SGLang inserts the prompt once more after the whole: the request ends deeper.
+            shorter = inserting and before is not None and before.end > end
+            request.end = before if not deeper and shorter and self._current(before) is not None else record
+        return record
+
+    def _current(self, record: NodeRecord | None) -> PoolRecord | None:
+        """The record that its node has now; None if the node was evicted."""
+        node_id = getattr(record, "node", None)
+        return None if node_id is None else self._records.get(node_id)
+
+    def _move_use(self, end: NodeRecord | None) -> PoolRecord | None:
+        """A request walks on below the node where it ended, if any, and takes its use along."""
+        record = self._current(end)
+        if record is not None:
+            record.uses -= 1
+            record.live_children = record.live_children or 1
+        return record
+
+    def _unseen(self, node_id: int, end: int) -> PoolRecord:
+        """A record for an interior node, of which only its end is known."""
+        record = PoolRecord(None, 0, end, node_id)
+        record.live_children = 1
+        record.created = self.kv.clock.accesses
+        record.priority = LOWEST
+        record.locks = int(node_id in self._pins)
+        return record
+
+    def _refresh(self, record: PoolRecord) -> None:
+        if record.parent is not None:
+            self.kv.refresh(record)
+
+    def _pin(self, node_id: int) -> None:
+        pins = self._pins
+        count = pins.get(node_id, 0)
+        pins[node_id] = count + 1
+        if not count:
+            record = self._records.get(node_id)
+            if record is not None:
+                self.kv.lock(record)
+
+    def _unpin(self, node_id: int) -> None:
+        pins = self._pins
+        count = pins[node_id] - 1
+        if count:
+            pins[node_id] = count
+            return
+        del pins[node_id]
+        record = self._records.get(node_id)
+        if record is None:
+            return
+        if record.parent is None:
+            record.locks = 0
+        else:
+            self.kv.unlock(record)
+
+    def _evicted(self, path: Path) -> None:
+        """The leaf at the end of a path was evicted: its parent takes over its history."""
+        records, kv = self._records, self.kv
+        record = records.pop(path[-1][0], None)
+        parent = leaf = None
+        if len(path) > 1:
+            parent_id, _, start, end, _, children = path[-2]
+            parent = records.get(parent_id)
+            if parent is None:
+                parent = records[parent_id] = self._unseen(parent_id, end)
+            if record is not None:
+                _merge(parent, record)
+                self._refresh(parent)
+            parent.live_children = children - 1
+            if children == 1:
+                parent.depth, parent.tokens, leaf = start, end - start, parent
+        if record is not None and record.parent is not None:
+            if leaf is not None and leaf.parent is not None:
+                # The order offers the parent when it hears that its last child was evicted.
+                kv.root.live_children -= 1
+                leaf.live_children, record.parent = 1, leaf
+            drop_record(kv, record)
+        if leaf is not None and leaf.parent is None:
+            records[leaf.node] = add_record(
+                kv, leaf.node, leaf.tokens, leaf.depth, priority=leaf.priority, history=leaf, locks=leaf.locks
+            )
 
     # ---- victims ---------------------------------------------------------------------------
 
-    def claim(self, record: PoolRecord, needed: int) -> tuple[int, int]:  # noqa: ARG002  # chunks go whole
-        """See that a victim of the pool ``kv`` can be evicted.
+    def claim(self, record: PoolRecord, needed: int) -> int | Refused:  # noqa: ARG002  # evicted whole
+        """Check that a victim of the pool ``kv`` can be evicted.
 
         Returns:
-            1 and the id of the leaf to evict; or the pipeline's answer for one that cannot go, and 0.
+            The id of the leaf to evict; or why it cannot be evicted.
         """
         node_id = record.node
         if node_id is None or self._records.get(node_id) is not record or record.live_children:
-            return NOT_A_LEAF, 0
+            return Refused.NOT_A_LEAF
         if record.locks:
-            return LOCKED, 0
+            return Refused.LOCKED
         try:
             path: Path = self._binding.collect_path_info([node_id])[0]
-        except KeyError:  # gone, by a way that we do not know
+        except KeyError:  # it left the tree unnoticed
             del self._records[node_id]
-            self.kv.remove(record)
-            return NOT_NOW, 0
+            drop_record(self.kv, record)
+            return Refused.NOT_NOW
         _, _, start, end, _, children = path[-1]
         record.depth, record.tokens = start, end - start
         if children:
             record.live_children = children
-            return NOT_NOW, 0
+            return Refused.NOT_NOW
         lock = self._binding.inc_lock_ref(node_id, _NO_SKIPS)
         self._binding.dec_lock_ref(node_id, self._bindings.DecLockRefParamsBinding(node_id), False)
         if not lock.delta:
             self.refused += 1
-            return NOT_NOW, 0
+            return Refused.NOT_NOW
         self._claimed = path
-        return 1, node_id
+        return int(node_id)
 
     def put_back(self, node_id: int) -> None:
-        """A victim could not go after all: nothing was changed for it."""
+        """A victim was not evicted after all: nothing was changed for it."""
 
     def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
         """Evict a leaf; its parent takes over its history.
@@ -294,7 +410,7 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         if path is None or path[-1][0] != node_id:
             path = self._binding.collect_path_info([node_id])[0]
         freed = self._binding.evict_device_leaf(node_id)
-        self._gone(path)
+        self._evicted(path)
         # Without a host tier and other components: the slots of the leaf, and nothing else.
         actions = freed.cache_actions
         if actions:
@@ -302,13 +418,13 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         return freed.new_device_frees[0], freed.tracker[0], actions
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:  # noqa: ARG002  # no host tier
-        """The same, as SGLang asks for it."""
+        """Evict a leaf, as SGLang asks for it."""
         return leaf_result(*self.drop_leaf(node_id))
 
     # ---- walks that stay SGLang's ------------------------------------------------------------
 
     def evict_device_start(self, component_type: Any, request_cnt: int) -> None:  # noqa: ARG002  # FULL alone
-        """Begin a walk that SGLang drives: it says when to stop, we say what goes."""
+        """Begin a walk that SGLang drives: it says when to stop, and we name the victims."""
         self._quota = request_cnt
         self._passed = {}
 
@@ -317,12 +433,12 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         if tracker[component_type] >= self._quota:
             return EvictDeviceNextNodeResult()
         if not self._own_walk:
-            guard, passed = self.kv.guard, self._passed
-            while (victim := guard.next_victim("kv")) is not None and victim.record.serial not in passed:
+            kv, passed = self.kv, self._passed
+            while (victim := kv.next_victim()) is not None and victim.record.serial not in passed:
                 record = victim.record
                 if isinstance(record, PoolRecord):
-                    answer, node_id = self.claim(record, self._quota)
-                    if answer > 0:
+                    node_id = self.claim(record, self._quota)
+                    if not isinstance(node_id, Refused):
                         return EvictDeviceNextNodeResult(node_id=node_id, made_progress=True)
                 passed[record.serial] = victim
             if not self.full_evictable_size():
@@ -337,8 +453,16 @@ class CostRustCore(LeafTaking, LeafHistory, RustUnifiedTreeCore):
         if self._own_walk:
             self._own_walk = False
             super().evict_device_end(component_type)
-        defer = self.kv.guard.defer
-        if defer is not None:
-            for victim in self._passed.values():
-                defer(victim)
+        for victim in self._passed.values():
+            self.kv.defer(victim)
         self._passed = {}
+
+
+def _merge(parent: PoolRecord, record: PoolRecord) -> None:
+    """Add the history of an evicted child to its parent's."""
+    parent.uses += record.uses
+    parent.last_use = max(parent.last_use, record.last_use)
+    parent.recency = max(parent.recency, record.recency)
+    parent.priority = max(parent.priority, record.priority)
+    if record.created <= parent.created:
+        parent.created, parent.creator = record.created, record.creator

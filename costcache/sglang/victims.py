@@ -1,7 +1,7 @@
-"""What the eviction pipeline frees from: one host per pool, over SGLang's cache.
+"""Owners of the pools' memory inside SGLang: each measures its pool and frees its victims.
 
-Each takes a victim by one step of stock code, which makes every state change; write-back to the host tier
-and the fallbacks where it fails are stock's too. Full attention alone is an exception: there the tree core
+A victim is freed by one step of SGLang's code, which makes every state change; write-back to the host tier
+and the fallbacks if it fails are SGLang's too. Full attention alone is an exception: there the tree core
 takes the leaf out itself, see ``take_leaf``.
 """
 
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
+from costcache.eviction import Refused
 from costcache.records import PoolState, Victim
-from costcache.sglang.pool import PoolEvents, PoolRecord
+from costcache.sglang.records import PoolRecord
 
 if TYPE_CHECKING:
+    from costcache.pool import Pool
     from costcache.sglang.cache import CostCache
 
 __all__ = ["HostVictims", "KvVictims", "ValueVictims", "make_victims"]
@@ -27,56 +28,56 @@ _pool_state: Callable[[tuple[Any, ...]], PoolState] = partial(tuple.__new__, Poo
 """A PoolState of its fields, without the Python code of a named tuple."""
 
 EVERYTHING = 1 << 62
-"""A quota that never ends a walk: the pipeline does."""
+"""A quota that never ends a walk: the pool does."""
 
 
 def make_victims(cache: CostCache, name: str) -> KvVictims | ValueVictims | HostVictims:
-    """The host of one pool's evictions."""
+    """The owner of one pool's memory."""
     if name == "kv":
         return KvVictims(cache)
     if name == "host":
         return HostVictims(cache)
-    if name == "state" and cache.plan.knows_states:
+    if name == "state" and cache.binding.ranks_states:
         return StateVictims(cache, name, ComponentType.MAMBA)
     return ValueVictims(cache, name, {"swa": ComponentType.SWA, "state": ComponentType.MAMBA}[name])
 
 
 class _Sessions:
-    """Holds back what open sessions refer to, until nothing else is left.
+    """Keeps nodes that open sessions refer to, until nothing else is left.
 
-    SGLang's rule under ``--enable-session-radix-cache``: what fewer sessions refer to goes first, before
-    any other order.
+    SGLang's rule under ``--enable-session-radix-cache``: nodes that fewer sessions refer to are evicted
+    first, before any other order.
 
     Attributes:
         limit: References that a victim may have now.
-        waiting: References of the victims held back in this pass.
+        waiting: References of the victims kept in this pass.
     """
 
     def __init__(self) -> None:
         self.limit = 0
         self.waiting: set[int] = set()
 
-    def holds(self, references: int) -> bool:
+    def keeps(self, references: int) -> bool:
         """Whether a victim must wait for a later pass."""
         if references <= self.limit:
             return False
         self.waiting.add(references)
         return True
 
-    def evict(self, pool: PoolEvents, shortfall: int) -> int:
+    def evict(self, pool: Pool, shortfall: int) -> int:
         """Evict in passes, each with more references allowed; returns the units freed."""
         self.limit = freed = 0
         while True:
             self.waiting.clear()
-            # Headroom is no reason to take what a session refers to.
-            freed += pool.pipeline.evict(shortfall - freed, watermark=not self.limit).freed
+            # Headroom is no reason to evict a node that a session refers to.
+            freed += pool.evict(shortfall - freed, watermark=not self.limit).freed
             if freed >= shortfall or not self.waiting:
                 return freed
             self.limit = min(self.waiting)
 
 
 class _Device:
-    """What both kinds of device pools share."""
+    """Base of the owners of memory on the device."""
 
     name: str
     component: Any
@@ -86,8 +87,8 @@ class _Device:
         self._sessions = _Sessions() if cache.enable_session_radix_cache else None
         self.tracker: dict[Any, int] = {}
 
-    def evict(self, pool: PoolEvents, shortfall: int, tracker: dict[Any, int]) -> None:
-        """Run an eviction; what it frees of each component is added to ``tracker``."""
+    def evict(self, pool: Pool, shortfall: int, tracker: dict[Any, int]) -> None:
+        """Run an eviction; the units that it frees of each component are added to ``tracker``."""
         self.tracker = tracker
         run = _evict if self._sessions is None else self._sessions.evict
         metrics = self._cache.cost_metrics
@@ -96,14 +97,13 @@ class _Device:
         else:
             metrics.evict(pool, run, shortfall)
 
-    def pool_state(self, pool: str) -> PoolState:
-        """The pool as it is now."""
-        cache, component = self._cache, self.component
+    def pool_state(self) -> PoolState:
+        """Measure the pool as it is now."""
+        cache = self._cache
         capacity, unit, evictable, cached = self._sizes()
-        free = int(cache._component_available_size(component))
-        return PoolState(
-            pool, unit, capacity, free, evictable, max(0, capacity - free - cached), cache.plan.page_size
-        )
+        free = int(cache._component_available_size(self.component))
+        reserved = max(0, capacity - free - cached)
+        return PoolState(self.name, unit, capacity, free, evictable, reserved, cache.binding.page_size)
 
     def _sizes(self) -> tuple[int, str, int, int]:
         raise NotImplementedError
@@ -119,68 +119,67 @@ class KvVictims(_Device):
         super().__init__(cache)
         self._slots: list[Any] = []
 
-    def evict(self, pool: PoolEvents, shortfall: int, tracker: dict[Any, int]) -> None:
-        """Run an eviction; what it frees of each component is added to ``tracker``."""
+    def evict(self, pool: Pool, shortfall: int, tracker: dict[Any, int]) -> None:
+        """Run an eviction; the units that it frees of each component are added to ``tracker``."""
         try:
             super().evict(pool, shortfall, tracker)
         finally:
             self.give_back()
 
     def give_back(self) -> None:
-        """Let the allocator have the slots of the leaves that were taken out: all at once costs less."""
+        """Return the slots of the evicted leaves to the allocator, all at once, which costs less."""
         if self._slots:
             slots, self._slots = self._slots, []
             self._cache.free_slots(slots)
 
-    def take(self, victim: Victim, needed: int) -> int:
+    def take(self, victim: Victim, needed: int) -> int | Refused:
         """Evict a leaf, or the tail of it that ``needed`` tokens ask for."""
         record, full, tracker = victim.record, self.component, self.tracker
         if not isinstance(record, PoolRecord):
-            return NOT_A_LEAF
-        if self._sessions is not None and self._sessions.holds(_references(record, full)):
-            return NOT_NOW
+            return Refused.NOT_A_LEAF
+        if self._sessions is not None and self._sessions.keeps(_references(record, full)):
+            return Refused.NOT_NOW
         cache = self._cache
         core = cache.tree_core
         if victim.tokens is not None:
             needed = victim.at_most(needed)
         if cache.only_frees:
-            freed: int
+            freed: int | Refused
             freed, slots, actions = core.take_leaf(record, needed)
-            if freed > 0:
+            if not isinstance(freed, Refused):
                 tracker[full] += freed
                 self._slots += slots
                 if actions:
                     self.give_back()
                     cache._apply_cache_actions(actions)
             return freed
-        answer, node_id = core.claim(record, needed)
-        if answer <= 0:
-            return int(answer)
+        node_id = core.claim(record, needed)
+        if isinstance(node_id, Refused):
+            return node_id
         before = tracker[full]
         cache.evict_leaf(node_id, tracker)
-        freed = tracker[full] - before
-        if not freed:
+        if tracker[full] == before:
             core.put_back(node_id)
-            return NOT_NOW
-        return freed
+            return Refused.NOT_NOW
+        return int(tracker[full] - before)
 
     def _sizes(self) -> tuple[int, str, int, int]:
         cache = self._cache
         evictable, protected = cache.device_sizes(self.component)
         return int(cache.token_to_kv_pool_allocator.size_full), "tokens", evictable, evictable + protected
 
-    def pool_state(self, pool: str) -> PoolState:
-        """The pool as it is now."""
+    def pool_state(self) -> PoolState:
+        """Measure the pool as it is now."""
         cache = self._cache
         if cache.tree_core is None or not cache.full_alone:
-            return super().pool_state(pool)
+            return super().pool_state()
         # As above, without the detours: an eviction asks each time.
         allocator, core = cache.token_to_kv_pool_allocator, cache.tree_core
         capacity, free = allocator.size_full, allocator.available_size()
         evictable, protected = core.full_evictable_size(), core.full_protected_size()
-        held = capacity - free - evictable - protected
+        reserved = capacity - free - evictable - protected
         return _pool_state(
-            (pool, "tokens", capacity, free, evictable, held if held > 0 else 0, allocator.page_size)
+            ("kv", "tokens", capacity, free, evictable, reserved if reserved > 0 else 0, allocator.page_size)
         )
 
 
@@ -191,12 +190,12 @@ class ValueVictims(_Device):
         super().__init__(cache)
         self.name = name
         self.component = component
-        # Locks are found out when a victim is named, and looked at again at the next eviction: SGLang
-        # changes them in many places, and no more nodes are here than are locked.
+        # Locks are noticed when a victim is named, and looked at again at the next eviction: SGLang
+        # changes them in many places, and at most as many nodes are here as are locked.
         self._parked: dict[int, PoolRecord] = {}
 
-    def evict(self, pool: PoolEvents, shortfall: int, tracker: dict[Any, int]) -> None:
-        """Run an eviction; what it frees of each component is added to ``tracker``."""
+    def evict(self, pool: Pool, shortfall: int, tracker: dict[Any, int]) -> None:
+        """Run an eviction; the units that it frees of each component are added to ``tracker``."""
         for serial, record in list(self._parked.items()):
             if record.node is None:
                 del self._parked[serial]
@@ -205,24 +204,24 @@ class ValueVictims(_Device):
                 pool.unlock(record)
         super().evict(pool, shortfall, tracker)
 
-    def take(self, victim: Victim, needed: int) -> int:  # noqa: ARG002  # a value goes whole
+    def take(self, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002  # freed whole
         """Free the value of a node by one step of SGLang's own walk."""
         cache, record, component = self._cache, victim.record, self.component
         pool = cache.pools.by_name[self.name]
         if not isinstance(record, PoolRecord) or pool.live.get(record.serial) is not record:
-            return NOT_A_LEAF
+            return Refused.NOT_A_LEAF
         if record.locks:
-            return LOCKED
+            return Refused.LOCKED
         data = record.node.component_data[component]
         if data.lock_ref > 0:
             self._parked[record.serial] = record
             pool.lock(record)
-            return NOT_NOW
-        if self._sessions is not None and self._sessions.holds(min(data.session_ref, 1)):
-            return NOT_NOW
+            return Refused.NOT_NOW
+        if self._sessions is not None and self._sessions.keeps(min(data.session_ref, 1)):
+            return Refused.NOT_NOW
         return self._free_value(record)
 
-    def _free_value(self, record: PoolRecord) -> int:
+    def _free_value(self, record: PoolRecord) -> int | Refused:
         """One step of SGLang's walk, about the node of a record."""
         cache, component, tracker = self._cache, self.component, self.tracker
         core, before, node = cache.tree_core, tracker[component], record.node
@@ -239,7 +238,7 @@ class ValueVictims(_Device):
                     break
         finally:
             core.evict_device_end(component)
-        return tracker[component] - before or NOT_NOW
+        return tracker[component] - before or Refused.NOT_NOW
 
     def _sizes(self) -> tuple[int, str, int, int]:
         cache = self._cache
@@ -255,24 +254,24 @@ class ValueVictims(_Device):
 
 
 class StateVictims(ValueVictims):
-    """States whose records are those of their KV: one order names which goes, alone or with its leaf."""
+    """States on the records of their KV: one order names the state to evict, alone or with its leaf."""
 
-    def take(self, victim: Victim, needed: int) -> int:  # noqa: ARG002  # a state goes whole
+    def take(self, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002  # freed whole
         """Free the state of a node by one step of SGLang's own walk, which takes a leaf along."""
         record = victim.record
         if not isinstance(record, PoolRecord) or record.node is None or record.state is None:
-            return NOT_A_LEAF
+            return Refused.NOT_A_LEAF
         if record.state.locks:
-            return NOT_NOW
-        if self._sessions is not None and self._sessions.holds(
+            return Refused.NOT_NOW
+        if self._sessions is not None and self._sessions.keeps(
             min(record.node.component_data[self.component].session_ref, 1)
         ):
-            return NOT_NOW
+            return Refused.NOT_NOW
         return self._free_value(record)
 
 
-def _evict(pool: PoolEvents, shortfall: int) -> int:
-    return pool.pipeline.evict(shortfall).freed
+def _evict(pool: Pool, shortfall: int) -> int:
+    return pool.evict(shortfall).freed
 
 
 def _references(record: PoolRecord, component: Any) -> int:
@@ -281,10 +280,10 @@ def _references(record: PoolRecord, component: Any) -> int:
 
 
 class HostVictims:
-    """Full-attention KV of the host tier: leaves that only the host holds.
+    """Full-attention KV of the host tier: leaves that are on the host alone.
 
     Attributes:
-        sinks: Where stock code collects what it frees while it is at work: tracker, device frees,
+        sinks: The collections that SGLang's code adds to while it frees: tracker, device frees,
             host frees and actions.
     """
 
@@ -294,38 +293,31 @@ class HostVictims:
         self._cache = cache
         self.sinks: tuple[Any, Any, Any, Any] | None = None
 
-    def take(self, victim: Victim, needed: int) -> int:
+    def take(self, victim: Victim, needed: int) -> int | Refused:
         """Evict a host leaf, or the tail of it that ``needed`` tokens ask for."""
         cache, record = self._cache, victim.record
         pool = cache.pools.by_name["host"]
         if not isinstance(record, PoolRecord) or pool.live.get(record.serial) is not record:
-            return NOT_A_LEAF
+            return Refused.NOT_A_LEAF
         if record.locks:
-            return LOCKED
+            return Refused.LOCKED
         if record.node not in cache.tree_core.evictable_host_leaves or self.sinks is None:
-            return NOT_NOW
+            return Refused.NOT_NOW
         tracker, device_frees, host_frees, actions = self.sinks
         before = tracker[ComponentType.FULL]
         leaf = cache.tree_core.cut_host_leaf(record, victim.at_most(needed))
         cache.tree_core._evict_host_leaf(leaf, tracker, device_frees, host_frees, cache_actions=actions)
         return int(tracker[ComponentType.FULL] - before)
 
-    def pool_state(self, pool: str) -> PoolState:
-        """The host tier as it is now; evictable are the leaves, whose parents follow them."""
+    def pool_state(self) -> PoolState:
+        """Measure the host tier as it is now; its leaves are evictable, and their parents after them."""
         cache = self._cache
         group = cache.host_pool_group
         host = None if group is None else group.get_pool(PoolName.KV)
         if host is None:
-            return PoolState(pool, "tokens", 0, 0, 0, 0, cache.plan.page_size)
+            return PoolState("host", "tokens", 0, 0, 0, 0, cache.binding.page_size)
         capacity, free = int(host.size), int(host.available_size())
         # A plain set while the tier is being attached.
         evictable = int(getattr(cache.tree_core.evictable_host_leaves, "tokens", 0))
-        return PoolState(
-            pool,
-            "tokens",
-            capacity,
-            free,
-            evictable,
-            max(0, capacity - free - evictable),
-            cache.plan.page_size,
-        )
+        reserved = max(0, capacity - free - evictable)
+        return PoolState("host", "tokens", capacity, free, evictable, reserved, cache.binding.page_size)

@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from costcache.binding import Binding
 from costcache.errors import SettingsError
 from costcache.plugins import PluginManager, get_plugins
-from costcache.radix.store import PrefixStore
+from costcache.radix.tree import RadixTree
 from costcache.sim.results import Outcome, Run, first_token_seconds, make_run
 from costcache.sim.ttft import prefill_model
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from costcache.deployment import Deployment
     from costcache.model import ModelSpec
     from costcache.orders import VictimOrder
-    from costcache.radix.hybrid import HybridStore
-    from costcache.radix.node import Node
+    from costcache.radix.states import StateTree
+    from costcache.records import NodeRecord
     from costcache.settings import Settings
     from costcache.sim.paths import PagePaths, PageRun
     from costcache.sim.serving import ServingSettings
@@ -250,19 +251,15 @@ class Simulator:
             )
         return settings.policy
 
-    def _store(self, settings: Settings, capacity_tokens: int | None, outputs: int = 0) -> PrefixStore:
+    def _radix_tree(self, settings: Settings, capacity_tokens: int | None, outputs: int = 0) -> RadixTree:
         if capacity_tokens is None:
             tokens = int(self.trace.input_tokens.sum()) + outputs
             rest = max(self._deployment.page_size, self.trace.block_size)  # of a page, or of a block
             capacity_tokens = tokens + (2 * len(self.trace) + 1) * rest
-        return PrefixStore(
-            self._model,
-            capacity_tokens,
-            settings,
-            self._deployment,
-            page_bytes=self.keys.bytes_per_page,
-            plugins=self._plugins,
-        )
+        return RadixTree(self._binding(settings), capacity_tokens, page_bytes=self.keys.bytes_per_page)
+
+    def _binding(self, settings: Settings) -> Binding:
+        return Binding.of(self._model, self._deployment, settings, plugins=self._plugins)
 
     def _tree(
         self,
@@ -276,15 +273,15 @@ class Simulator:
         from costcache.sim.serving import serve
 
         outputs = 0 if serving is None else int(self.trace.output_tokens.sum())
-        store = self._store(settings, capacity_tokens, outputs)
+        radix = self._radix_tree(settings, capacity_tokens, outputs)
         if serving is None:
-            return replay(self.trace, self.keys, store, always_free=always_free, progress=progress)
+            return replay(self.trace, self.keys, radix, always_free=always_free, progress=progress)
         return serve(
-            self.trace, self.keys, store, self.prefill, serving, always_free=always_free, progress=progress
+            self.trace, self.keys, radix, self.prefill, serving, always_free=always_free, progress=progress
         )
 
-    def _hybrid_store(self, settings: Settings, capacity_tokens: int | None) -> HybridStore:
-        from costcache.radix.hybrid import HybridStore
+    def _state_tree(self, settings: Settings, capacity_tokens: int | None) -> StateTree:
+        from costcache.radix.states import StateTree
 
         token = self.cost.token
         if capacity_tokens is None:
@@ -293,14 +290,11 @@ class Simulator:
             memory = whole * token.kv_bytes + states * token.state_bytes
         else:
             memory = capacity_tokens * token.kv_bytes
-        return HybridStore(
-            self._model,
+        return StateTree(
+            self._binding(settings),
             memory,
-            settings,
-            self._deployment,
             state_share=None if capacity_tokens is None else self._state_share,
             page_bytes=self.keys.bytes_per_page,
-            plugins=self._plugins,
         )
 
     def _hybrid(
@@ -310,13 +304,13 @@ class Simulator:
         from costcache.sim.hybrid import replay_states
 
         token, page, policy = self.cost.token, self._deployment.page_size, settings.policy
-        store = self._hybrid_store(
+        states = self._state_tree(
             settings.model_copy(update={"policy": "lru"}) if policy in OFFLINE else settings,
             None if policy == "infinite" else capacity_tokens,
         )
         if policy == "optimum":
-            store.use(policy, Clairvoyant(self.paths, page, token.kv_bytes, token.state_bytes))
-        outcome = replay_states(self.trace, self.keys, store, progress=progress)
+            states.pool.rank_by(policy, Clairvoyant(self.paths, page, token.kv_bytes, token.state_bytes))
+        outcome = replay_states(self.trace, self.keys, states, progress=progress)
         return replace(outcome, policy=policy) if policy in OFFLINE else outcome
 
     def watched(
@@ -326,7 +320,7 @@ class Simulator:
         watch: Callable[[VictimOrder], VictimOrder],
         *,
         progress: Callable[[int], None] | None = None,
-    ) -> tuple[Outcome, list[Node]]:
+    ) -> tuple[Outcome, list[NodeRecord]]:
         """Replay the tree in the plain mode, with something that stands in front of the order.
 
         Args:
@@ -346,13 +340,13 @@ class Simulator:
         from costcache.sim.replay import replay
 
         if self._model.has_states:
-            hybrid = self._hybrid_store(settings, capacity_tokens)
-            hybrid.use(hybrid.guard.name, watch(hybrid.guard.order))
+            hybrid = self._state_tree(settings, capacity_tokens)
+            hybrid.pool.rank_by(hybrid.pool.policy, watch(hybrid.pool.order))
             outcome = replay_states(self.trace, self.keys, hybrid, progress=progress)
-            return outcome, hybrid.tree.records()
-        store = self._store(settings, capacity_tokens)
-        store.use(store.guard.name, watch(store.guard.order))
-        return replay(self.trace, self.keys, store, progress=progress), store.tree.records()
+            return outcome, hybrid.pool.records()
+        radix = self._radix_tree(settings, capacity_tokens)
+        radix.pool.rank_by(radix.pool.policy, watch(radix.pool.order))
+        return replay(self.trace, self.keys, radix, progress=progress), radix.pool.records()
 
     def _offline(
         self, policy: str, capacity_tokens: int | None, progress: Callable[[int], None] | None

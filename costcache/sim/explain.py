@@ -29,7 +29,7 @@ __all__ = ["Account", "Explanation", "Fall", "explain", "explainable"]
 
 _DEAD = -1
 _NO_STATE = "KV behind the last state"
-_FORWARDED = ("touch", "refresh", "split", "lock", "unlock", "attach", "defer", "load", "next_victim")
+_FORWARDED = ("touch", "refresh", "split", "unlock", "attach", "defer", "load", "next_victim")
 
 
 @dataclass(frozen=True, slots=True)

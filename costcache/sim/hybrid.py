@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from costcache.records import RequestRecord
 from costcache.sim.future import Clairvoyant
 from costcache.sim.loop import no_collector, numbered
 from costcache.sim.replay import outcome_of
@@ -19,7 +18,7 @@ from costcache.sim.requests import RequestInfos
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from costcache.radix.hybrid import HybridStore
+    from costcache.radix.states import StateTree
     from costcache.sim.results import Outcome
     from costcache.sim.trace import PageKeys, Trace
 
@@ -27,21 +26,22 @@ __all__ = ["replay_states"]
 
 
 def replay_states(
-    trace: Trace, keys: PageKeys, store: HybridStore, *, progress: Callable[[int], None] | None = None
+    trace: Trace, keys: PageKeys, tree: StateTree, *, progress: Callable[[int], None] | None = None
 ) -> Outcome:
     """Replay a trace once, through an empty store.
 
     Args:
         trace: The requests, in order of time.
-        keys: Their pages, at the store's page size.
-        store: The tree and its policy.
+        keys: Their pages, at the tree's page size.
+        tree: An empty tree.
         progress: Called now and then with the number of requests done since the last call.
     """
-    tree, clock = store.tree, store.tree.clock
+    pool = tree.pool
+    clock, finish = pool.clock, pool.finish
     now = time.perf_counter
     times, whole = trace.timestamps.tolist(), keys.tokens.tolist()
     info = RequestInfos(trace).of
-    future = store.guard.order if isinstance(store.guard.order, Clairvoyant) else None
+    future = pool.order if isinstance(pool.order, Clairvoyant) else None
     matched: list[int] = []
     deciding, slot = 0.0, 0
     with no_collector():
@@ -51,14 +51,14 @@ def replay_states(
             if future is not None:
                 future.request = i
             clock.advance(times[i])
-            request = RequestRecord(clock.begin(), clock.now, clock.in_seconds)
+            request = pool.begin()
             node = tree.match(tree.root(()), key, request)
             usable = tree.usable(node)
             found = request.matched = usable.depth + usable.tokens
             reached = node.depth + node.tokens
             matched.append(found)
             if found:
-                tree.consume(usable)
+                pool.consume(usable)
             end = whole[i]
             added = end - reached
             branch = 0 < reached < end and node.state is None
@@ -66,9 +66,9 @@ def replay_states(
             if wanted:
                 kept = (usable, node) if reached else ()
                 before = now()
-                added, states = store.make_room(kept, added, wanted)
+                added, states = tree.make_room(kept, added, wanted)
                 deciding += now() - before
-                store.oversized += reached + added < end
+                pool.counters.oversized += reached + added < end
                 if branch and states:
                     states -= 1
                     slot += 1
@@ -78,16 +78,13 @@ def replay_states(
                         node = tree.append(node, tree.part(key, reached, added), None, request)
                     slot += 1
                     tree.attach(node, slot)
-            tree.freed_states.clear()
-            finish = store.guard.finish
-            if finish is not None:
-                finish(request, info(i, found))
+            finish(request, info(i, found))
         seconds = now() - started
-    shortfall, evicted = store.evicted_tokens()
+    shortfall, evicted = tree.evicted_tokens()
     return replace(
-        outcome_of(store, matched, seconds, deciding),
+        outcome_of(pool, matched, seconds, deciding),
         shortfall=shortfall,
         evicted=evicted,
-        evictions=sum(pipeline.counters.evictions for pipeline in store.pipelines.values()),
+        evictions=sum(each.counters.evictions for each in tree.pools.values()),
         trimmed=None,
     )

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from costcache.binding import Binding
 from costcache.errors import SettingsError
-from costcache.radix.hybrid import HybridStore
+from costcache.radix.states import StateTree
 from costcache.settings import Settings
 from costcache.sim.hybrid import replay_states
 
@@ -127,19 +128,16 @@ def fit_ratio(
 
     def run(ratio: float | None) -> RatioRun:
         nonlocal in_force
-        store = HybridStore(
-            model,
+        tree = StateTree(
+            Binding.of(model, served, Settings(policy=policy), plugins=plugins),
             memory,
-            Settings(policy=policy),
-            served,
             state_share=None if ratio is None else ratio / (1 + ratio),
             page_bytes=keys.bytes_per_page,
-            plugins=plugins,
         )
-        found = int(replay_states(trace, keys, store, progress=progress).matched.sum())
-        in_force = store.guard.name
-        states = memory // store.state_bytes if store.state_capacity is None else store.state_capacity
-        return RatioRun(ratio, states, store.capacity, found / total if total else 0.0)
+        found = int(replay_states(trace, keys, tree, progress=progress).matched.sum())
+        in_force = tree.pool.policy
+        states = memory // tree.state_bytes if tree.state_capacity is None else tree.state_capacity
+        return RatioRun(ratio, states, tree.capacity, found / total if total else 0.0)
 
     shared = run(None)
     runs = []

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from costcache.radix.store import PrefixStore
-from costcache.records import RequestRecord
 from costcache.sim.loop import no_collector, numbered
 from costcache.sim.requests import RequestInfos
 from costcache.sim.results import Outcome
@@ -19,6 +17,8 @@ from costcache.sim.results import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from costcache.pool import Pool
+    from costcache.radix.tree import RadixTree
     from costcache.sim.trace import PageKeys, Trace
 
 __all__ = ["outcome_of", "replay"]
@@ -27,7 +27,7 @@ __all__ = ["outcome_of", "replay"]
 def replay(
     trace: Trace,
     keys: PageKeys,
-    store: PrefixStore,
+    tree: RadixTree,
     *,
     always_free: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -36,16 +36,17 @@ def replay(
 
     Args:
         trace: The requests, in order of time.
-        keys: Their pages, at the store's page size.
-        store: The tree and its policy.
+        keys: Their pages, at the tree's page size.
+        tree: An empty tree.
         always_free: Restore the free target after every request, not only when an eviction has a
             shortfall.
         progress: Called now and then with the number of requests done since the last call.
     """
-    tree, capacity, clock = store.tree, store.capacity, store.tree.clock
-    match, append, part, fit, root_of = tree.match, tree.append, tree.part, store.fit, tree.root
-    begin, namespace, now = clock.begin, (), time.perf_counter
-    reserve = store.pipeline.reserve() if always_free else 0
+    pool = tree.pool
+    capacity, clock, counters = pool.capacity, pool.clock, pool.counters
+    match, append, part, make_room, root_of = tree.match, tree.append, tree.part, pool.make_room, tree.root
+    begin, finish, namespace, now = pool.begin, pool.finish, (), time.perf_counter
+    reserve = pool.reserve() if always_free else 0
     times, whole = trace.timestamps.tolist(), keys.tokens.tolist()
     priorities = None if trace.priorities is None else trace.priorities.tolist()
     info = RequestInfos(trace).of
@@ -56,53 +57,51 @@ def replay(
         for i, view in numbered(keys, len(keys), progress):
             key = bytes(view)  # slices of bytes are cheaper than slices of a view
             clock.advance(times[i])
-            request = RequestRecord(begin(), clock.now, clock.in_seconds)
+            request = begin()
             node = match(root_of(namespace), key, request)
             found = request.matched = node.depth + node.tokens
             matched.append(found)
             added = whole[i] - found
             if added:
                 if whole[i] > capacity:
-                    store.oversized += 1
-                if added > capacity - tree.cached:
+                    counters.oversized += 1
+                if added > capacity - pool.cached:
                     before = now()
-                    added = fit(node, added, watermark=not always_free)
+                    added = make_room(added, node, watermark=not always_free)
                     deciding += now() - before
                 if added:
                     append(node, part(key, found, added), None, request)
                 if reserve:
                     before = now()
-                    store.evict(reserve - store.free, watermark=False)
+                    pool.evict(reserve - pool.free, watermark=False)
                     deciding += now() - before
             if priorities is not None and priorities[i]:
-                tree.raise_priority(request.end or node, priorities[i])
-            finish = store.guard.finish
-            if finish is not None:
-                finish(request, info(i, found))
+                pool.raise_priority(request.end or node, priorities[i])
+            finish(request, info(i, found))
         seconds = now() - started
-    return outcome_of(store, matched, seconds, deciding)
+    return outcome_of(pool, matched, seconds, deciding)
 
 
 def outcome_of(
-    store: PrefixStore,
+    pool: Pool,
     matched: list[int],
     seconds: float,
     deciding: float,
     ttft: list[float] | None = None,
 ) -> Outcome:
-    """The outcome of a replay through ``store``."""
-    counters = store.pipeline.counters
+    """The outcome of a replay through ``pool``."""
+    counters = pool.counters
     return Outcome(
         matched=np.array(matched, np.int64),
         evictions=counters.evictions,
         shortfall=counters.shortfall,
         evicted=counters.evicted,
         trimmed=counters.trimmed,
-        oversized=store.oversized,
+        oversized=counters.oversized,
         seconds=seconds,
-        policy=store.guard.name,
+        policy=pool.policy,
         clamped=counters.clamped,
-        fallbacks=store.guard.fallbacks,
+        fallbacks=int(pool.fell_back),
         decision_seconds=deciding,
         ttft=None if ttft is None else np.array(ttft, np.float64),
     )

@@ -20,7 +20,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from costcache.errors import SettingsError
-from costcache.records import RequestRecord
 from costcache.sim.load import Load, load_kind
 from costcache.sim.loop import PER_REPORT, no_collector
 from costcache.sim.replay import outcome_of
@@ -28,7 +27,8 @@ from costcache.sim.requests import RequestInfos
 
 if TYPE_CHECKING:
     from costcache.radix.node import Node
-    from costcache.radix.store import PrefixStore
+    from costcache.radix.tree import RadixTree
+    from costcache.records import RequestRecord
     from costcache.sim.results import Outcome
     from costcache.sim.trace import PageKeys, Trace
     from costcache.sim.ttft import PrefillModel
@@ -88,7 +88,7 @@ class _Running(NamedTuple):
 def serve(
     trace: Trace,
     keys: PageKeys,
-    store: PrefixStore,
+    tree: RadixTree,
     prefill: PrefillModel,
     settings: ServingSettings,
     *,
@@ -99,8 +99,8 @@ def serve(
 
     Args:
         trace: The requests, in order of time.
-        keys: Their pages, at the store's page size.
-        store: The tree and its policy.
+        keys: Their pages, at the tree's page size.
+        tree: An empty tree.
         prefill: Seconds of a prefill.
         settings: The server.
         always_free: Restore the free target when a request was admitted and when one ends, not only when
@@ -108,7 +108,7 @@ def serve(
         progress: Called now and then with the number of requests done since the last call.
     """
     with no_collector():
-        return _Server(trace, keys, store, prefill, settings, always_free, progress).run()
+        return _Server(trace, keys, tree, prefill, settings, always_free, progress).run()
 
 
 class _Server:
@@ -116,13 +116,14 @@ class _Server:
         self,
         trace: Trace,
         keys: PageKeys,
-        store: PrefixStore,
+        tree: RadixTree,
         prefill: PrefillModel,
         settings: ServingSettings,
         always_free: bool,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self.keys, self.store, self.prefill, self.settings = keys, store, prefill, settings
+        self.keys, self.tree, self.pool = keys, tree, tree.pool
+        self.prefill, self.settings = prefill, settings
         self.load = Load(
             trace,
             load_kind(settings.load, trace),
@@ -145,7 +146,7 @@ class _Server:
         self.infos = RequestInfos(trace)
         self.priorities: list[int] | None = None if trace.priorities is None else trace.priorities.tolist()
         self.whole: list[int] = keys.tokens.tolist()
-        self.reserve = store.pipeline.reserve() if always_free else 0
+        self.reserve = self.pool.reserve() if always_free else 0
         self.watermark = not always_free
         self.progress = progress
         self.matched = [0] * len(trace)
@@ -182,7 +183,7 @@ class _Server:
         if self.progress is not None:
             self.progress(count - told)
         seconds = time.perf_counter() - started
-        return outcome_of(self.store, self.matched, seconds, self.deciding, self.ttft)
+        return outcome_of(self.pool, self.matched, seconds, self.deciding, self.ttft)
 
     def next_event(self) -> float | None:
         """When the next request comes or ends; None where nothing is left to happen."""
@@ -206,32 +207,32 @@ class _Server:
 
     def start(self, index: int, now: float, *, alone: bool) -> bool:
         """Admit the request at the head of the queue and run its prefill; False when it must wait."""
-        store = self.store
-        tree, page = store.tree, store.tree.page_size
+        tree, pool = self.tree, self.pool
+        page = tree.page_size
         tokens, output = self.inputs[index], self.outputs[index]
         key = bytes(self.keys[index])
         usable = max(0, tokens - 1) // page * tree.page_bytes  # all but the last token, whole pages
-        clock = tree.clock
+        clock = pool.clock
         clock.advance(max(now, clock.now))
         request = self.head
         if request is None:
-            request = self.head = RequestRecord(clock.begin(), clock.now, clock.in_seconds)
+            request = self.head = pool.begin()
         # One that has to wait matches again: its prefix is kept recent, and its use counts once.
         node = tree.match(tree.root(()), key[:usable], request)
         found = request.matched = node.depth + node.tokens
-        tree.lock(node)
+        pool.pin(node)
         need = -(-(tokens + output) // page) * page - found
-        if need > store.free + tree.evictable and not alone:
-            tree.unlock(node)
+        if need > pool.free + pool.evictable and not alone:
+            pool.unpin(node)
             return False
         self.head = None
-        if need > store.free:
+        if need > pool.free:
             before = time.perf_counter()
-            store.pipeline.evict(need - store.free, watermark=self.watermark)
+            pool.evict(need - pool.free, watermark=self.watermark)
             self.deciding += time.perf_counter() - before
-        held = min(need, store.free)  # less only for a request that is larger than the pool
-        store.oversized += held < need
-        store.held += held
+        held = min(need, pool.free)  # less only for a request that is larger than the pool
+        pool.counters.oversized += held < need
+        pool.reserved += held
         took = self.prefill.one(max(1, tokens - found) if tokens else 0, found)
         self.free_at = now + took
         self.ttft[index] = self.free_at - self.load.arrivals[index]
@@ -248,12 +249,11 @@ class _Server:
         self, index: int, key: bytes, node: Node, held: int, request: RequestRecord
     ) -> tuple[Node, int]:
         """Move the prompt's whole pages from the request to the tree; returns the node to hold locked."""
-        tree = self.store.tree
         # The page of the last token may be cached already, though the request had to compute it.
         leaf, held = self.extend(index, key, self.whole[index], held, request)
         if leaf is not node:
-            tree.lock(leaf)
-            tree.unlock(node)
+            self.pool.pin(leaf)
+            self.pool.unpin(node)
         return leaf, held
 
     def extend(
@@ -264,27 +264,26 @@ class _Server:
         Returns:
             The node at the end, and the slots that the request still holds.
         """
-        store, tree = self.store, self.store.tree
+        tree = self.tree
         page = tree.page_size
         leaf = tree.match(tree.root(()), key, request)
         cached = leaf.depth + leaf.tokens
         added = min(tokens - cached, held // page * page)
         if added > 0:
-            store.held -= added
+            self.pool.reserved -= added
             leaf = tree.append(leaf, tree.part(key, cached, added), None, request)
         self.prefer(leaf, index)
         return leaf, held - max(0, added)
 
     def finish(self, run: _Running) -> None:
         """End a request: cache its output, free what it held, unlock its prefix."""
-        store = self.store
-        clock = store.tree.clock
+        pool = self.pool
+        clock = pool.clock
         clock.advance(max(run.ends, clock.now))
         held = run.held if self.left is None else self.cache_output(self.left, run)
-        store.held -= held
-        store.tree.unlock(run.node)
-        if store.guard.finish is not None:
-            store.guard.finish(run.request, self.infos.of(run.number, self.matched[run.number]))
+        pool.reserved -= held
+        pool.unpin(run.node)
+        pool.finish(run.request, self.infos.of(run.number, self.matched[run.number]))
         self.restore()
         self.load.ended(run.number, run.ends)
 
@@ -299,12 +298,12 @@ class _Server:
     def prefer(self, node: Node, index: int) -> None:
         """Give a request's nodes its priority."""
         if self.priorities is not None and self.priorities[index]:
-            self.store.tree.raise_priority(node, self.priorities[index])
+            self.pool.raise_priority(node, self.priorities[index])
 
     def restore(self) -> None:
         """Keep the free target, as far as locks allow."""
-        missing = min(self.reserve - self.store.free, self.store.tree.evictable) if self.reserve else 0
+        missing = min(self.reserve - self.pool.free, self.pool.evictable) if self.reserve else 0
         if missing > 0:
             before = time.perf_counter()
-            self.store.evict(missing, watermark=False)
+            self.pool.evict(missing, watermark=False)
             self.deciding += time.perf_counter() - before

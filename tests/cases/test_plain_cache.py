@@ -183,7 +183,7 @@ def test_a_partial_page_of_the_callers_stays_the_callers() -> None:
     done = cache.insert(range(40), slots[:40])
     assert done.unused.tolist() == slots[32:40].tolist()
     cache.release(slots[32:])
-    assert (cache.free, cache.held, cache.cached) == (32, 0, 32)
+    assert (cache.free, cache.reserved, cache.cached) == (32, 0, 32)
     assert len(cache.allocate(32)) == 32, "in whole pages"
 
 

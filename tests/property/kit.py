@@ -7,7 +7,9 @@ from typing import Any
 
 from costcache import PolicySpec, RadixCache, VictimOrder, hookimpl
 from costcache.plugins import PluginManager
+from costcache.policies.lru import LRU
 from costcache.radix import Node
+from costcache.records import RequestInfo, RequestRecord
 
 MODEL = "llama-3-8b"
 
@@ -43,6 +45,17 @@ def cache_with(
     )
 
 
+class Finishing(LRU):
+    """LRU that calls a function of the test's whenever a request ends."""
+
+    def __init__(self, ended: Callable[[RequestRecord, RequestInfo], None]) -> None:
+        super().__init__()
+        self._ended = ended
+
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        self._ended(request, info)
+
+
 def claiming(**hooks: Callable[..., Any]) -> PluginManager:
     """The built-in plugins and an architecture plugin ``hostile`` that claims every model."""
     return manager(hostile=Plugin(**{"match_model": lambda: 1, **hooks}))
@@ -68,13 +81,13 @@ def check_structure(cache: RadixCache) -> None:
     tree, page_bytes = cache._tree, 8 * cache.page_size
     nodes = list(nodes_of(cache))
     serials = [node.serial for node in nodes]
-    assert len(set(serials)) == len(serials) == tree.nodes
+    assert len(set(serials)) == len(serials) == len(tree.pool.live)
     for root in tree.roots.values():
         assert root.children, "a root without nodes stayed"
         assert (root.parent, root.tokens, root.depth) == (None, 0, 0)
     for node in (*tree.roots.values(), *nodes):
         assert node.live_children == len(node.children)
-        assert node.locks == node.holds + sum(1 for child in node.children.values() if child.locks)
+        assert node.locks == node.pins + sum(1 for child in node.children.values() if child.locks)
         for first, child in node.children.items():
             assert child.parent is node
             assert child.depth == node.depth + node.tokens
@@ -85,13 +98,13 @@ def check_structure(cache: RadixCache) -> None:
         assert len(node.key) == 8 * node.tokens
         assert node.slots is not None
         assert node.slots.size == node.tokens
-        assert node.bytes == node.tokens * cache._store.cost.token.kv_bytes
+        assert tree.pool.live[node.serial] is node
     slots = cached_slots(cache)
-    assert len(set(slots)) == len(slots), "a slot holds two tokens"
+    assert len(set(slots)) == len(slots), "a slot has two tokens"
     assert cache.cached == len(slots) == sum(node.tokens for node in nodes)
-    assert cache.free + cache.held + cache.cached == cache.pool_size
+    assert cache.free + cache.reserved + cache.cached == cache.pool_size
     assert cache.free >= 0
-    assert cache.held >= 0
+    assert cache.reserved >= 0
     assert cache.evictable == sum(node.tokens for node in nodes if not node.locks)
     assert cache.stats().protected == cache.cached - cache.evictable
 

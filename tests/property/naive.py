@@ -86,9 +86,9 @@ class NaiveCache:
         self.headroom = headroom
         self.pages: dict[Prefix, Page] = {}
         self.ends: set[Prefix] = set()
-        self.holds: Counter[Prefix] = Counter()
+        self.pins: Counter[Prefix] = Counter()
         self.free: set[int] = set(range(self.capacity))
-        self.held: set[int] = set()
+        self.reserved: set[int] = set()
         self.requests: dict[str, Running] = {}
         self.places: list[Place] = []
         self.begun = 0
@@ -111,7 +111,7 @@ class NaiveCache:
         size = self.page_size
         return {
             (space, tokens[:stop])
-            for (space, tokens), count in self.holds.items()
+            for (space, tokens), count in self.pins.items()
             if count
             for stop in range(size, len(tokens) + 1, size)
         }
@@ -197,9 +197,9 @@ class NaiveCache:
         if given is None:
             if stop - matched > len(self.free):
                 used = (space, whole[:matched])
-                self.holds[used] += 1  # what it reuses must not go for it
+                self.pins[used] += 1  # what it reuses must not go for it
                 gone = self.evict(stop - matched - len(self.free))
-                self.holds[used] -= 1
+                self.pins[used] -= 1
                 stop = min(stop, matched + len(self.free) // size * size)
             slots = took() if stop > matched else ()
             assert set(slots) <= self.free, "the cache took a slot that was not free"
@@ -207,7 +207,7 @@ class NaiveCache:
             slots = given[matched:stop]
         assert len(set(slots)) == stop - matched
         self.free -= set(slots)
-        self.held -= set(slots)
+        self.reserved -= set(slots)
         if stop > matched:
             for n in range(matched + size, stop + 1, size):
                 self.pages[space, whole[:n]] = Page(
@@ -244,7 +244,7 @@ class NaiveCache:
             self.free |= set(page.slots)
         self.pages.clear()
         self.ends.clear()
-        self.holds.clear()
+        self.pins.clear()
         for place in self.places:
             place.prefix = None
         self.places.clear()

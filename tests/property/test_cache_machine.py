@@ -211,7 +211,7 @@ class CacheMachine(RuleBasedStateMachine):
     def slots(self, how: str, lot: Any) -> list[int]:
         """Free or held slots in whole pages, shuffled page by page."""
         size = self.cache.page_size
-        mine = self.model.free if how == "free" else self.model.held
+        mine = self.model.free if how == "free" else self.model.reserved
         pages = [n for n in range(0, self.model.capacity, size) if set(range(n, n + size)) <= mine]
         lot.shuffle(pages)
         return [slot for page in pages for slot in range(page, page + size)]
@@ -242,7 +242,7 @@ class CacheMachine(RuleBasedStateMachine):
                 self.cache.lock(handle.node)
             return
         self.cache.lock(handle.node)
-        self.model.holds[handle.place.prefix] += 1
+        self.model.pins[handle.place.prefix] += 1
         handle.locks += 1
 
     @precondition(lambda self: self.handles)
@@ -253,9 +253,9 @@ class CacheMachine(RuleBasedStateMachine):
         if handle.place.prefix is None:
             self.cache.unlock(handle.node)  # a reset took it: nothing happens
             handle.locks = max(0, handle.locks - 1)
-        elif self.model.holds[handle.place.prefix]:
+        elif self.model.pins[handle.place.prefix]:
             self.cache.unlock(handle.node)
-            self.model.holds[handle.place.prefix] -= 1
+            self.model.pins[handle.place.prefix] -= 1
             handle.locks -= 1
         else:
             with pytest.raises(ValueError, match="not locked"):
@@ -305,16 +305,18 @@ class CacheMachine(RuleBasedStateMachine):
             assert taken[n] % size == 0
             assert taken[n : n + size] == list(range(taken[n], taken[n] + size))
         model.free -= set(taken)
-        model.held |= set(taken)
+        model.reserved |= set(taken)
 
-    @precondition(lambda self: self.model.held)
+    @precondition(lambda self: self.model.reserved)
     @rule(share=st.integers(1, 3), twice=st.booleans())
     def release(self, share: int, twice: bool) -> None:
         size = self.cache.page_size
-        pages = sorted({slot // size for slot in self.model.held})[::share]
-        slots = [page * size + n for page in pages for n in range(size) if page * size + n in self.model.held]
+        pages = sorted({slot // size for slot in self.model.reserved})[::share]
+        slots = [
+            page * size + n for page in pages for n in range(size) if page * size + n in self.model.reserved
+        ]
         self.cache.release(slots * (1 + twice))  # a slot named twice is still one slot
-        self.model.held -= set(slots)
+        self.model.reserved -= set(slots)
         self.model.free |= set(slots)
 
     # -- the whole ---------------------------------------------------------------------------
@@ -374,7 +376,7 @@ class CacheMachine(RuleBasedStateMachine):
                     node.priority,
                 )
         assert found == model.nodes()
-        assert (cache.free, cache.held) == (len(model.free), len(model.held))
+        assert (cache.free, cache.reserved) == (len(model.free), len(model.reserved))
         assert (cache.cached, cache.evictable) == (model.cached, model.evictable)
         assert (cache.clock.requests, cache.clock.accesses, cache.clock.now) == (
             model.begun,

@@ -220,7 +220,7 @@ class Tricky(LRU):
     tricks=st.lists(st.sampled_from(TRICKS), min_size=1, max_size=6),
     broken=st.dictionaries(
         st.sampled_from(
-            ["insert", "touch", "refresh", "split", "trim", "remove", "lock", "unlock", "defer", "finish"]
+            ["insert", "touch", "refresh", "split", "trim", "remove", "unlock", "defer", "finish"]
         ),
         st.integers(0, 30),
         max_size=2,

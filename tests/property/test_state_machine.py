@@ -58,10 +58,10 @@ class StateMachine(RuleBasedStateMachine):
         self.pages: set[Prefix] = set()
         self.states: dict[Prefix, int] = {}
         self.ends: dict[Prefix, Node] = {}
-        self.holds: Counter[Prefix] = Counter()
+        self.pins: Counter[Prefix] = Counter()
         self.state_holds: Counter[Prefix] = Counter()
         self.locked: list[tuple[Prefix, Node]] = []
-        self.held: list[int] = []
+        self.reserved: list[int] = []
         self.slots: list[Any] = []
 
     # -- the naive cache ---------------------------------------------------------------------
@@ -82,7 +82,7 @@ class StateMachine(RuleBasedStateMachine):
         return prompt[:n]
 
     def protected(self) -> set[Prefix]:
-        return {p[:n] for p, count in self.holds.items() if count for n in range(1, len(p) + 1)}
+        return {p[:n] for p, count in self.pins.items() if count for n in range(1, len(p) + 1)}
 
     def dead(self) -> set[Prefix]:
         """Pages that no state is behind, or at the end of: what no request can use."""
@@ -133,7 +133,7 @@ class StateMachine(RuleBasedStateMachine):
 
     def room(self) -> dict[str, int]:
         used = self.units(
-            len(self.pages) + sum(len(s) // PAGE for s in self.slots), len(self.states) + len(self.held)
+            len(self.pages) + sum(len(s) // PAGE for s in self.slots), len(self.states) + len(self.reserved)
         )
         return {pool: self.capacity[pool] - used[pool] for pool in used}
 
@@ -154,7 +154,7 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts, with_state=st.booleans())
     def insert(self, prompt: Prefix, with_state: bool) -> None:
-        state = self.held[-1] if with_state and self.held else None
+        state = self.reserved[-1] if with_state and self.reserved else None
         reached = self.matched(prompt)
         room, evictable = self.room(), self.evictable()
         inserted = self.cache.insert(tokens_of(prompt), state=state)
@@ -175,7 +175,7 @@ class StateMachine(RuleBasedStateMachine):
             self.found = real  # type: ignore[method-assign]
         self.pages, self.states = self.found()
         if given:
-            self.held.pop()
+            self.reserved.pop()
         if end != prompt:  # all that could go did, and it was not enough
             need = self.units(len(prompt) - len(reached), 0)
             pool = "memory" if self.joint else "kv"
@@ -187,7 +187,7 @@ class StateMachine(RuleBasedStateMachine):
     def serve(self, prompt: Prefix) -> None:
         """A whole request."""
         self.match(prompt)
-        if not self.held:
+        if not self.reserved:
             self.take_state()
         self.insert(prompt, True)
 
@@ -204,20 +204,20 @@ class StateMachine(RuleBasedStateMachine):
             assert room[pool] + freed[pool] >= need
             if room[pool] >= need:
                 assert not any(freed.values())
-            self.held.append(slot)
+            self.reserved.append(slot)
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.reserved)
     @rule()
     def drop_state(self) -> None:
-        self.cache.release_state(self.held.pop(0))
+        self.cache.release_state(self.reserved.pop(0))
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.reserved)
     @rule(prompt=prompts)
     def keep_at_the_branch(self, prompt: Prefix) -> None:
         branch = self.cache.match_prefix(tokens_of(prompt)).branch
         if branch is not None:
-            self.cache.attach(branch, self.held[-1])
-            self.states[prefix_of(branch)] = self.held.pop()
+            self.cache.attach(branch, self.reserved[-1])
+            self.states[prefix_of(branch)] = self.reserved.pop()
 
     @rule(prompt=prompts)
     def fork(self, prompt: Prefix) -> None:
@@ -225,16 +225,16 @@ class StateMachine(RuleBasedStateMachine):
         if match.state is None:
             return
         usable = self.usable(prompt)
-        self.holds[usable] += 1
+        self.pins[usable] += 1
         self.state_holds[usable] += 1
         pair = self.cache.fork(match.node)
         self.after_eviction(of_states=True)
-        self.holds[usable] -= 1
+        self.pins[usable] -= 1
         self.state_holds[usable] -= 1
         assert self.states[usable] == match.state, "what is copied stays"
         if pair is not None:
             assert pair[0] == match.state != pair[1]
-            self.held.append(pair[1])
+            self.reserved.append(pair[1])
 
     @rule(pages=st.integers(1, 8))
     def take_slots(self, pages: int) -> None:
@@ -261,7 +261,7 @@ class StateMachine(RuleBasedStateMachine):
         if node.parent is not None:
             prefix = prefix_of(node)
             self.cache.lock(node)
-            self.holds[prefix] += 1
+            self.pins[prefix] += 1
             self.state_holds[prefix] += 1
             self.locked.append((prefix, node))
 
@@ -270,7 +270,7 @@ class StateMachine(RuleBasedStateMachine):
     def unlock(self, which: int) -> None:
         prefix, node = self.locked.pop(which % len(self.locked))
         self.cache.unlock(node)
-        self.holds[prefix] -= 1
+        self.pins[prefix] -= 1
         self.state_holds[prefix] -= 1
 
     @rule(pages=st.integers(1, 6))
@@ -291,7 +291,7 @@ class StateMachine(RuleBasedStateMachine):
         assert eviction.freed == freed[pool]
         assert min(self.units(0, states)[pool], evictable[pool]) <= freed[pool] <= evictable[pool]
 
-    @precondition(lambda self: not any(self.holds.values()))
+    @precondition(lambda self: not any(self.pins.values()))
     @rule()
     def reset(self) -> None:
         self.cache.reset()
@@ -306,15 +306,15 @@ class StateMachine(RuleBasedStateMachine):
         pages, states = self.found()
         assert (pages, states) == (self.pages, self.states)
         assert self.cache.stats().fallbacks == 0
-        tree, evictable = self.cache._tree, self.evictable()
-        assert tree.states == len(states)
-        assert tree.protected_states == sum(self.state_holds[p] > 0 for p in states)
+        kv, evictable = self.cache._pool, self.evictable()
+        assert kv.states == len(states)
+        assert kv.pinned_states == sum(self.state_holds[p] > 0 for p in states)
         for pool in self.cache.pools:
             used = self.units(len(pages), len(states))[pool.pool]
-            assert pool.free + used + pool.held == pool.capacity, "nothing is lost, nothing made up"
+            assert pool.free + used + pool.reserved == pool.capacity, "nothing is lost, nothing made up"
             assert pool.free >= 0
             assert pool.evictable == evictable[pool.pool]
-        slots = [*states.values(), *self.held, *self.cache._free_slots]
+        slots = [*states.values(), *self.reserved, *self.cache._free_slots]
         assert len(slots) == len(set(slots)) == self.cache._state_slots
         for prefix, node in self.ends.items():
             above = max((len(p) for p in states if p == prefix[: len(p)] and len(p) < len(prefix)), default=0)
@@ -344,7 +344,7 @@ def test_agents_under_pressure_hit_their_last_states(policy: str, share: float |
                 if done.node.state is None or done.node.state.slot != state:
                     cache.release_state(state)
             cache.finish((who, turn))
-    assert cache.held_states == 0
+    assert cache.reserved_states == 0
     assert cache.stats().fallbacks == 0
     assert hits > 0
     assert math.isfinite(hits)

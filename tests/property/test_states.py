@@ -8,19 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costcache.binding import Binding
 from costcache.cost import CostModel
 from costcache.deployment import Deployment
 from costcache.errors import PluginError, SettingsError
-from costcache.eviction import LOCKED, NOT_A_LEAF
+from costcache.eviction import Refused
 from costcache.model import ModelSpec
 from costcache.plugins import get_plugins
 from costcache.policies.consumed_lru import ConsumedLRU
 from costcache.policies.hazard_states import HazardStates, reach
 from costcache.policies.marconi import Marconi
 from costcache.policies.states import StateOrder, make_state_order, state_lru
-from costcache.radix.hybrid import HybridStore
 from costcache.radix.node import Node
-from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
+from costcache.radix.states import StateTree
+from costcache.records import Action, NodeRecord, RequestInfo, Victim
 from costcache.settings import Settings
 
 MODEL = ModelSpec.preset("qwen3-next")
@@ -29,14 +30,12 @@ POLICIES = ("lru", "lfu", "consumed-lru", "marconi", "hazard")
 PAGE = 1024
 
 
-def store(policy: str, tokens: int, states: int, *, joint: bool) -> HybridStore:
-    """A store with room for so many tokens and states; either's room is everybody's when joint."""
+def new(policy: str, tokens: int, states: int, *, joint: bool) -> StateTree:
+    """A tree with room for so many tokens and states; either's room is everybody's when joint."""
     kv, state = tokens * KV, states * STATE
-    made = HybridStore(
-        MODEL,
+    made = StateTree(
+        Binding.of(MODEL, Deployment(page_size=PAGE), Settings(policy=policy)),
         kv + state,
-        Settings(policy=policy),
-        Deployment(page_size=PAGE),
         state_share=None if joint else state / (kv + state),
         page_bytes=8,
     )
@@ -48,13 +47,13 @@ def key(pages: list[int]) -> bytes:
     return b"".join(page.to_bytes(8, "little") for page in pages)
 
 
-def check(store: HybridStore) -> None:
+def check(tree: StateTree) -> None:
     """Counts and flags against the tree itself."""
-    tree = store.tree
+    pool = tree.pool
     nodes = list(tree.walk())
-    assert tree.cached == sum(node.tokens for node in nodes)
-    assert tree.states == sum(node.state is not None for node in nodes)
-    assert tree.protected_states == sum(node.state is not None and node.state.locks > 0 for node in nodes)
+    assert pool.cached == sum(node.tokens for node in nodes)
+    assert pool.states == sum(node.state is not None for node in nodes)
+    assert pool.pinned_states == sum(node.state is not None and node.state.locks > 0 for node in nodes)
     for node in nodes:
         assert node.live_children == len(node.children)
         assert node.is_dead == (node.state is None and not node.children)
@@ -65,50 +64,47 @@ def check(store: HybridStore) -> None:
         live = next((a.end for a in ancestors if a.state is not None), 0)
         assert node.replay == node.end - live
         assert reach(node)[0] == node.replay
-    assert store._free_bytes >= 0
-    if store.state_capacity is not None:
-        assert tree.states <= store.state_capacity
-        assert tree.cached <= store.capacity
+    assert all(each.free >= 0 for each in tree.pools.values())
+    if tree.state_capacity is not None:
+        assert pool.states <= tree.state_capacity
+        assert pool.cached <= tree.capacity
 
 
 class Server:
     """Requests one after the other, some of which keep what they used locked for a while."""
 
-    def __init__(self, store: HybridStore) -> None:
-        self.store = store
+    def __init__(self, tree: StateTree) -> None:
+        self.tree = tree
         self.slot = 0
         self.held: list[Node] = []
         self.seen: set[tuple[int, ...]] = set()
 
     def serve(self, pages: list[int], hold: bool) -> None:
-        store, tree = self.store, self.store.tree
+        tree, pool = self.tree, self.tree.pool
         data = key(pages)
-        request = RequestRecord(tree.clock.begin(), tree.clock.now)
+        request = pool.begin()
         node = tree.match(tree.root(()), data, request)
         usable = tree.usable(node)
         # No match past a live state.
         assert usable.parent is None or usable.state is not None
         assert tuple(pages[: usable.end // PAGE]) in self.seen or not usable.end
         if usable.end:
-            tree.consume(usable)
+            pool.consume(usable)
         reached, end = node.end, len(pages) * PAGE
         branch = 0 < reached < end and node.state is None
         added, states = end - reached, branch + (reached < end or node.state is None)
-        before = tree.evictable, tree.evictable_states
-        got_tokens, got_states = store.make_room((usable, node) if reached else (), added, states)
+        got_tokens, got_states = tree.make_room((usable, node) if reached else (), added, states)
         if (got_tokens, got_states) != (added, states):
             # Never under-free: what is missing is nowhere to be had.
             for current in (usable, node):
-                tree.lock(current)
-            if store.state_capacity is None:
-                assert not tree.evictable
-                assert not tree.evictable_states
+                pool.pin(current)
+            if tree.state_capacity is None:
+                assert not pool.evictable
             else:
-                assert got_states == states or not tree.evictable_states
-                assert got_tokens == added or not tree.evictable
+                assert got_states == states or not tree.pools["state"].evictable
+                assert got_tokens == added or not pool.evictable
             for current in (usable, node):
-                tree.unlock(current)
-            assert before is not None
+                pool.unpin(current)
         if branch and got_states:
             got_states -= 1
             self._attach(node, pages)
@@ -122,16 +118,14 @@ class Server:
             node = tree.append(
                 node, data[reached // PAGE * 8 : (reached + got_tokens) // PAGE * 8], None, request
             )
-        tree.freed_states.clear()
         if hold and node.parent is not None:
-            tree.lock(node)
+            pool.pin(node)
             self.held.append(node)
-        if store.guard.finish is not None:
-            store.guard.finish(request, RequestInfo(output_tokens=10))
+        pool.finish(request, RequestInfo(output_tokens=10))
 
     def _attach(self, node: Node, pages: list[int]) -> None:
         self.slot += 1
-        self.store.tree.attach(node, self.slot)
+        self.tree.attach(node, self.slot)
         self.seen.add(tuple(pages[: node.end // PAGE]))
 
 
@@ -150,22 +144,22 @@ streams = st.lists(
 def test_counts_and_matches(
     stream: list[tuple[list[int], bool, bool]], policy: str, joint: bool, pages: int, states: int
 ) -> None:
-    server = Server(store(policy, pages * PAGE, states, joint=joint))
+    server = Server(new(policy, pages * PAGE, states, joint=joint))
     for prompt, hold, release in stream:
         if release and server.held:
-            server.store.tree.unlock(server.held.pop(0))
+            server.tree.pool.unpin(server.held.pop(0))
         server.serve(prompt, hold)
-        check(server.store)
-        assert server.store.guard.fallbacks == 0
+        check(server.tree)
+        assert not server.tree.pool.fallbacks
     for node in server.held:
-        server.store.tree.unlock(node)
+        server.tree.pool.unpin(node)
     # Everything can go.
-    for name, pipeline in server.store.pipelines.items():
-        state = server.store.pool_state(name)
-        assert pipeline.evict(state.evictable).freed == state.evictable
-        check(server.store)
-    server.store.pipelines[server.store.pool_names[0]].evict(1)
-    assert server.store.guard.fallbacks == 0
+    for pool in server.tree.pools.values():
+        evictable = pool.state().evictable
+        assert pool.evict(evictable).freed == evictable
+        check(server.tree)
+    server.tree.pool.evict(1)
+    assert not server.tree.pool.fallbacks
 
 
 ORDERS: dict[str, Callable[[], StateOrder]] = {
@@ -177,49 +171,52 @@ ORDERS: dict[str, Callable[[], StateOrder]] = {
 
 @pytest.mark.parametrize("make", ORDERS.values(), ids=list(ORDERS))
 def test_dead_leaves_go_before_all_others_and_the_oldest_first(make: Callable[[], StateOrder]) -> None:
-    made = store("lru", 64 * PAGE, 8, joint=True)
-    made.use("it", make())
+    made = new("lru", 64 * PAGE, 8, joint=True)
+    made.pool.rank_by("it", make())
     server = Server(made)
     server.serve([1, 1], False)
     for first in (2, 3):
-        request = RequestRecord(made.tree.clock.begin(), 0)
-        made.tree.match(made.tree.root(()), b"", request)
-        made.tree.append(made.tree.root(()), key([first]), None, request)
+        request = made.pool.begin()
+        made.match(made.root(()), b"", request)
+        made.append(made.root(()), key([first]), None, request)
     server.serve([4], False)
     gone: list[NodeRecord] = []
-    while made.tree.nodes:
-        victim = made.guard.next_victim("memory")
+    while made.pool.live:
+        victim = made.pool.next_victim()
         assert victim is not None
         gone.append(victim.record)
-        assert made.take_from("memory", victim) > 0
+        assert made.pool.take(victim, 1) != Refused.NOT_A_LEAF
     assert [record.serial for record in gone[:2]] == sorted(record.serial for record in gone[:2])
     assert [record.state for record in gone] == [None] * 4
 
 
 def test_a_tombstone_keeps_what_is_behind_it_and_a_leaf_takes_its_kv_along() -> None:
-    made = store("lru", 64 * PAGE, 8, joint=False)
+    made = new("lru", 64 * PAGE, 8, joint=False)
     server = Server(made)
     server.serve([1, 2], False)
     server.serve([1, 2, 3, 4], False)
-    inner, leaf = made.tree.records()
-    assert made.take_from("kv", Victim(inner, Action.TOMBSTONE)) == NOT_A_LEAF
-    assert made.take_from("state", Victim(inner)) == NOT_A_LEAF
-    assert made.take_from("state", Victim(inner, Action.TOMBSTONE)) == 1
-    assert made.take_from("state", Victim(inner, Action.TOMBSTONE)) == NOT_A_LEAF  # no state any more
-    assert made.tree.usable(leaf) is leaf
+    inner, leaf = made.pool.records()
+    kv, states = made.pools.values()
+    freed: list[int] = []
+    made.on_free_state = freed.append
+    assert kv.take(Victim(inner, Action.TOMBSTONE), 1) is Refused.NOT_A_LEAF
+    assert states.take(Victim(inner), 1) is Refused.NOT_A_LEAF
+    assert states.take(Victim(inner, Action.TOMBSTONE), 1) == 1
+    assert states.take(Victim(inner, Action.TOMBSTONE), 1) is Refused.NOT_A_LEAF  # no state any more
+    assert made.usable(leaf) is leaf
     assert leaf.replay == 4 * PAGE
-    made.tree.lock(leaf)
-    assert made.take_from("state", Victim(leaf)) == LOCKED
-    made.tree.unlock(leaf)
-    assert made.take_from("state", Victim(leaf, Action.TOMBSTONE)) == 1
-    assert made.tree.nodes == 1
+    kv.pin(leaf)
+    assert states.take(Victim(leaf), 1) is Refused.LOCKED
+    kv.unpin(leaf)
+    assert states.take(Victim(leaf, Action.TOMBSTONE), 1) == 1
+    assert len(kv.live) == 1
     assert inner.is_dead
-    assert sorted(made.tree.freed_states) == [1, 2]
+    assert sorted(freed) == [1, 2]
 
 
 def test_hazard_tells_a_chat_that_has_gone_on_from_a_prompt_that_is_new() -> None:
     """Both have a state that nobody went on from yet, after the same answer; only chats come back."""
-    made = store("hazard", 24 * PAGE, 6, joint=False)
+    made = new("hazard", 24 * PAGE, 6, joint=False)
     server = Server(made)
     chat: list[int] = []
     for turn in range(198):  # in the middle of a chat
@@ -231,42 +228,42 @@ def test_hazard_tells_a_chat_that_has_gone_on_from_a_prompt_that_is_new() -> Non
     # The chat's next turn is due, and younger prompts wait beside it.
     for late in range(2):
         server.serve([20_000 + late, 30_000], False)
-    tree = made.tree
-    newest = tree.match(tree.root(()), key([*chat, 1]), RequestRecord(tree.clock.begin(), tree.clock.now))
+    tree, states = made, made.pools["state"]
+    newest = tree.match(tree.root(()), key([*chat, 1]), tree.pool.begin())
     assert newest.end == len(chat) * PAGE
     assert newest.state is not None
-    asked_once = {node.serial for node in tree.records() if node.state is not None and not node.depth}
-    asked_once -= {node.serial for node in tree.records() if node.children}
+    asked_once = {node.serial for node in tree.walk() if node.state is not None and not node.depth}
+    asked_once -= {node.serial for node in tree.walk() if node.children}
     assert len(asked_once) > 1
-    while (victim := made.guard.next_victim("state")) is not None and victim.record is not newest:
+    while (victim := states.next_victim()) is not None and victim.record is not newest:
         asked_once.discard(victim.record.serial)
-        assert made.take_from("state", victim) == 1
+        assert states.take(victim, 1) == 1
     assert victim is not None
     assert not asked_once, "they go first, though younger"
 
 
 def test_hazard_estimates_a_new_class_when_states_are_ranked_next() -> None:
     """Else the first requests of a server go by the estimate of another class."""
-    made = store("hazard", 64 * PAGE, 16, joint=False)
+    made = new("hazard", 64 * PAGE, 16, joint=False)
     server = Server(made)
-    order = made.guard.order
+    order = made.pool.order
     assert isinstance(order, HazardStates)
     for turns in (1, 2, 3):
         for first in range(2):
             for turn in range(turns, turns + 3):
                 server.serve([first, *range(10, 10 + turn)], False)
-        made.guard.next_victim("state")
+        made.pools["state"].next_victim()
         assert order._shares is not None
         assert len(order._shares) == len(order._classes) > turns
 
 
 def test_only_orders_that_can_know_states_serve_hybrids() -> None:
     with pytest.raises(PluginError, match="knows no states"):
-        store("lhd", 64 * PAGE, 8, joint=True)
+        new("lhd", 64 * PAGE, 8, joint=True)
     assert isinstance(make_state_order("marconi", made := Marconi(_cost(), 10**9, 1.0, 50)), Marconi)
     assert make_state_order("marconi", made) is made
     with pytest.raises(SettingsError, match=r"memory is 1,000 bytes: a page of 1024 tokens takes"):
-        HybridStore(MODEL, 1000, Settings(), Deployment(page_size=PAGE), page_bytes=8)
+        StateTree(Binding.of(MODEL, Deployment(page_size=PAGE), Settings()), 1000, page_bytes=8)
 
 
 def _cost() -> CostModel:
@@ -274,14 +271,13 @@ def _cost() -> CostModel:
 
 
 def test_states_belong_to_prefixes_and_there_is_one_at_a_time() -> None:
-    made = store("lru", 64 * PAGE, 8, joint=True)
+    made = new("lru", 64 * PAGE, 8, joint=True)
     Server(made).serve([1], False)
-    (node,) = made.tree.records()
+    (node,) = made.pool.records()
     with pytest.raises(ValueError, match="has a state already"):
-        made.tree.attach(node, 9)
+        made.attach(node, 9)
     with pytest.raises(ValueError, match="is a root"):
-        made.tree.attach(made.tree.root(()), 9)
-    made.tree.detach(node)
-    for act in (made.tree.detach, made.tree.consume):
-        with pytest.raises(ValueError, match="has no state"):
-            act(node)
+        made.attach(made.root(()), 9)
+    made.pool.detach(node)
+    with pytest.raises(ValueError, match="has no state"):
+        made.pool.consume(node)

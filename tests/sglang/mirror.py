@@ -23,7 +23,6 @@ def check_records(cache: Any) -> None:
         assert record.parent is parent.kv
         assert record.tokens == len(node.key) == len(node.component_data[FULL].value)
         assert record.depth == parent.kv.depth + parent.kv.tokens
-        assert record.bytes == record.tokens * pools.plan.bytes_of("kv")
         children = [child for child in node.children.values() if child.component_data[FULL].value is not None]
         assert record.live_children == len(children)
         assert bool(record.locks) == (node.component_data[FULL].lock_ref > 0)
@@ -35,7 +34,7 @@ def check_records(cache: Any) -> None:
         if name not in pools.by_name:
             continue
         held = [node for node in nodes if node.component_data[component].value is not None]
-        if pools.plan.knows_states:
+        if pools.ranks_states:
             assert {id(node) for node in held} == {id(r.node) for r in kv.records() if r.state is not None}
             for node in held:
                 assert node.state is None

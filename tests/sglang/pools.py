@@ -24,12 +24,13 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import publish, reset_context
 from sglang.srt.server_args import ServerArgs
 
+from costcache.binding import Binding
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
+from costcache.plugins import PluginManager
 from costcache.settings import Settings, read_settings
 from costcache.sglang.build import make_cache
 from costcache.sglang.cache import CostCache
-from costcache.sglang.plan import Plan
 
 Kind = Literal["mha", "mla", "mamba", "mla_mamba", "swa"]
 KINDS: tuple[Kind, ...] = ("mha", "mla", "mamba", "mla_mamba", "swa")
@@ -279,21 +280,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """Configs of models that would have the pools below."""
 
 
-def make_plan(shape: Shape, **settings: Any) -> Plan:
-    """What is decided for a shape; ``settings`` are fields of Settings, LRU by default."""
-    return Plan.of(
+def bind(shape: Shape, *, plugins: PluginManager | None = None, **settings: Any) -> Binding:
+    """The binding of a shape's model; ``settings`` are fields of Settings, LRU by default."""
+    return Binding.of(
         ModelSpec.from_config(CONFIGS[shape.kind] | CONFIG),
         Deployment(page_size=shape.page_size),
         read_settings(Settings, {"policy": "lru", **settings}),
-        core="rust" if shape.core == "rust" else "python",
+        plugins=plugins,
     )
 
 
-def cost_cache(shape: Shape, *, plan: Plan | None = None, **settings: Any) -> CostCache:
+def cost_cache(shape: Shape, *, binding: Binding | None = None, **settings: Any) -> CostCache:
     """Our cache; ``settings`` are fields of Settings, LRU by default."""
     args = publish_args(shape)
     params = init_params(shape)
-    cache: CostCache = make_cache(params, plan or make_plan(shape, **settings))(params)
+    core: Literal["python", "rust"] = "rust" if shape.core == "rust" else "python"
+    cache: CostCache = make_cache(params, binding or bind(shape, **settings), core)(params)
     if shape.hicache is not None:
         cache.init_hicache(args, params)
     return cache

@@ -19,28 +19,24 @@ def victims(shape: Any, seed: int, policy: str) -> list[Any]:
     fuzz = Fuzz(Server(cost_cache(shape, policy=policy), shape), seed)
     seen: list[Any] = []
     for pool in fuzz.server.cache.pools.by_name.values():
-        pool.pipeline.host = Recorded(pool.name, pool.pipeline.host, seen)
+        pool.take = recorded(pool.name, pool.take, seen)
     for _ in range(STEPS):
         fuzz.step()
     fuzz.end()
     return seen
 
 
-class Recorded:
-    """The host of a pipeline, with what is asked of it written down."""
+def recorded(pool: str, take: Any, seen: list[Any]) -> Any:
+    """Wrap a pool's ``take`` to write down each victim and the answer."""
 
-    def __init__(self, pool: str, host: Any, seen: list[Any]) -> None:
-        self._pool, self._host, self._seen = pool, host, seen
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._host, name)
-
-    def take(self, victim: Any, needed: int) -> int:
+    def recorded_take(victim: Any, needed: int) -> Any:
         record = victim.record
-        asked = [self._pool, record.serial, record.depth, record.tokens, record.uses, record.recency, needed]
-        taken: int = self._host.take(victim, needed)
-        self._seen.append([*asked, taken])
+        asked = [pool, record.serial, record.depth, record.tokens, record.uses, record.recency, needed]
+        taken = take(victim, needed)
+        seen.append([*asked, taken if isinstance(taken, int) else taken.value])
         return taken
+
+    return recorded_take
 
 
 def main() -> None:

@@ -129,7 +129,7 @@ def test_states_that_running_requests_hold(kind: Kind) -> None:
         start = rng.randrange(10) * 1000
         server.start(server.request([*range(start, start + rng.choice((130, 200, 330))), 90_000 + step]))
         check_states(server)
-        most = max(most, server.cache.victims("state").pool_state("state").evictable)
+        most = max(most, server.cache.victims("state").pool_state().evictable)
         check_records(server.cache)
     assert most > 4
     server.drain()
@@ -138,14 +138,14 @@ def test_states_that_running_requests_hold(kind: Kind) -> None:
 
 def check_states(server: Server) -> None:
     """Whose the state slots are: a request's own, its two to track with, the cache's, or nobody's."""
-    cache, pool = server.cache, server.cache.victims("state").pool_state("state")
+    cache, pool = server.cache, server.cache.victims("state").pool_state()
     assert pool.capacity == server.shape.states
-    assert pool.held == 3 * len(server.running)
+    assert pool.reserved == 3 * len(server.running)
     assert pool.free == server.free()["state"]
     assert pool.evictable == cache.mamba_evictable_size()
     cached = {id(node) for node in cache.tree_core._collect_all_nodes() if holds_state(node)}
     assert len(cached) == pool.evictable + cache.mamba_protected_size()
-    assert pool.free + len(cached) == server.shape.states - pool.held
+    assert pool.free + len(cached) == server.shape.states - pool.reserved
 
 
 def holds_state(node: Any) -> bool:

@@ -18,10 +18,10 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 from costcache.sglang.build import make_cache
 from costcache.sglang.cache import CostCache
 from costcache.sglang.fastcore import FastTreeCore
+from costcache.sglang.patches import slot_freer
 from costcache.sglang.pycore import CostTreeCore
-from costcache.sglang.slots import slot_freer
 from tests.sglang.mirror import check_records
-from tests.sglang.pools import Shape, cost_cache, init_params, make_plan, pools, publish_args
+from tests.sglang.pools import Shape, bind, cost_cache, init_params, pools, publish_args
 
 PLAIN = "costcache-test-plain"
 if get_tree_core_factory(PLAIN) is None:
@@ -32,7 +32,7 @@ def plain_cache(shape: Shape, **settings: Any) -> CostCache:
     """Our cache on SGLang's own walks."""
     publish_args(shape)
     params = init_params(shape)
-    make = make_cache(params, make_plan(shape, **settings))
+    make = make_cache(params, bind(shape, **settings))
     params.tree_core_backend = PLAIN
     cache: CostCache = make(params)
     return cache

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from costcache.binding import Binding
 from costcache.hookspecs import hookimpl
 from costcache.orders import KeyedOrder
 from costcache.plugins import PluginManager
 from costcache.policies import PolicySpec
 from costcache.records import NodeRecord, Victim
-from costcache.settings import Settings, read_settings
-from costcache.sglang.plan import Plan
 from tests.sglang.mirror import check_records
-from tests.sglang.pools import KINDS, Kind, Shape, cost_cache, make_plan
+from tests.sglang.pools import KINDS, Kind, Shape, bind, cost_cache
 from tests.sglang.serving import Server
 
 SESSIONS = {"enable_session_radix_cache": True}
@@ -151,16 +150,10 @@ class Plugin:
         }
 
 
-def misbehaving(shape: Shape, policy: str) -> Plan:
+def misbehaving(shape: Shape, policy: str) -> Binding:
     plugins = PluginManager()
     plugins.register(Plugin(), "misbehaving")
-    good = make_plan(shape)
-    return Plan.of(
-        good.cost.spec,
-        good.cost.deployment,
-        read_settings(Settings, {"policy": policy}),
-        plugins=plugins,
-    )
+    return bind(shape, plugins=plugins, policy=policy)
 
 
 @pytest.mark.parametrize("policy", ["moody", "deaf", "blind"])
@@ -169,14 +162,14 @@ def test_an_order_that_raises_is_dropped_for_lru(
     kind: Kind, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shape = Shape(kind, tokens=2048, states=20)
-    server = Server(cost_cache(shape, plan=misbehaving(shape, policy)), shape)
+    server = Server(cost_cache(shape, binding=misbehaving(shape, policy)), shape)
     for step in range(60):
         server.serve(range(1000 * (step % 13), 1000 * (step % 13) + 300), output=[1, 2])
         server.check()
     pools = server.cache.pools.by_name
     dropped = [pool for pool in pools.values() if pool.fallbacks]
     assert pools["kv"] in dropped or pools.get("state") in dropped
-    assert all(pool.guard.name == "lru" for pool in dropped)
+    assert all(pool.policy == "lru" for pool in dropped)
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == len(dropped)
     assert all(f"policy {policy!r} is dropped for 'lru'" in error.getMessage() for error in errors)

@@ -60,7 +60,7 @@ def test_evictions_are_counted_beside_sglangs_own() -> None:
 
 def test_trimmed_short_and_dropped() -> None:
     shape = Shape("mha", params={"enable_metrics": True})
-    server = Server(cost_cache(shape, plan=misbehaving(shape, "moody")), shape)
+    server = Server(cost_cache(shape, binding=misbehaving(shape, "moody")), shape)
     for start in range(0, 5000, 1000):
         server.serve(range(start, start + 100))
     server.cache.evict(EvictParams(num_tokens=30))

@@ -27,5 +27,5 @@ def test_it_serves_under_pressure(policy: str, page_size: int) -> None:
     assert counters.evictions
     assert counters.short == 0
     assert cache.pools.kv.fallbacks == 0
-    assert cache.pools.kv.guard.name == policy
+    assert cache.pools.kv.policy == policy
     server.drain()

@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from costcache.records import RequestInfo, RequestRecord
+from tests.property.kit import Finishing
 from tests.sglang.mirror import check_records
 from tests.sglang.pools import KINDS, Kind, Shape, cost_cache
 from tests.sglang.serving import Server
@@ -169,7 +170,7 @@ def test_the_unused_tail_of_a_split_stays_old() -> None:
 def test_orders_hear_of_the_end_of_a_request() -> None:
     server = make()
     heard: list[tuple[RequestRecord, RequestInfo]] = []
-    server.cache.pools.kv.guard.finish = lambda request, info: heard.append((request, info))
+    server.cache.pools.kv.rank_by("lru", Finishing(lambda request, info: heard.append((request, info))))
     server.serve(range(300))
     server.serve([*range(300), *range(500, 560)], output=[1, 2, 3, 4], priority=2)
     (_, first), (request, info) = heard
@@ -185,7 +186,7 @@ def test_orders_hear_of_the_end_of_a_request() -> None:
 def test_a_retracted_request_has_not_finished() -> None:
     server = make()
     heard: list[RequestInfo] = []
-    server.cache.pools.kv.guard.finish = lambda request, info: heard.append(info)
+    server.cache.pools.kv.rank_by("lru", Finishing(lambda request, info: heard.append(info)))
     req = server.request(range(300))
     server.start(req)
     req.finished_reason = None

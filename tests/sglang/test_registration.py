@@ -125,8 +125,8 @@ def test_a_pool_that_differs_from_the_cost_model_is_warned_of(
 
 def test_costcache_is_what_the_plugin_prefers(tmp_path: Path) -> None:
     cache = registry.create_tree_cache(context(Shape("mla"), tmp_path))
-    assert cache.plan.settings.policy == "costcache"
-    assert cache.pools.kv.guard.name == "hazard"
+    assert cache.binding.settings.policy == "costcache"
+    assert cache.pools.kv.policy == "hazard"
 
 
 def test_other_policies_stay_stocks(tmp_path: Path) -> None:
@@ -149,16 +149,16 @@ def test_the_backend_means_our_orders(name: str, config: Any, policy: str, tmp_p
         context(Shape("mha"), tmp_path, name, config, radix_cache_backend="costcache")
     )
     assert isinstance(cache, CostCache)
-    assert cache.pools.kv.guard.name == policy
+    assert cache.pools.kv.policy == policy
     if name == "slru":
-        assert cache.plan.settings.policy_settings == {"protected_threshold": 5}
+        assert cache.binding.settings.policy_settings == {"protected_threshold": 5}
     if name == "tlru":
-        assert cache.plan.settings.headroom == 0.1
+        assert cache.binding.settings.headroom == 0.1
 
 
 def test_the_backend_without_a_policy_is_costcache(tmp_path: Path) -> None:
     ctx = context(Shape("mha"), tmp_path, "lru", radix_cache_backend="costcache")
-    assert registry.create_tree_cache(ctx).plan.settings.policy == "costcache"
+    assert registry.create_tree_cache(ctx).binding.settings.policy == "costcache"
     ctx = context(
         Shape("mha"),
         tmp_path,
@@ -166,7 +166,7 @@ def test_the_backend_without_a_policy_is_costcache(tmp_path: Path) -> None:
         radix_cache_backend="costcache",
         _radix_eviction_policy_explicitly_set=True,
     )
-    assert registry.create_tree_cache(ctx).plan.settings.policy == "lru"
+    assert registry.create_tree_cache(ctx).binding.settings.policy == "lru"
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,18 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
+from costcache.binding import Binding
 from costcache.errors import SettingsError
-from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
+from costcache.eviction import Refused
+from costcache.hookspecs import hookimpl
 from costcache.orders import KeyedOrder
-from costcache.policies.lru import LRU
-from costcache.policies.tlru import TLRU
+from costcache.plugins import PluginManager
+from costcache.policies import PolicySpec
 from costcache.records import NodeRecord
-from costcache.settings import Settings
-from costcache.sglang import choice
-from costcache.sglang.choice import choose_core
+from costcache.sglang import build
+from costcache.sglang.build import choose_core
 from costcache.sglang.rustcore import CostRustCore
-from tests.sglang.pools import Shape, cost_cache, init_params, publish_args
+from tests.sglang.pools import Shape, bind, cost_cache, init_params, publish_args
 from tests.sglang.serving import Server
 
 FULL = ComponentType.FULL
@@ -165,7 +166,7 @@ def test_what_others_lock_is_refused_and_the_core_lives() -> None:
     server.serve(range(1000, 1100))
     record = min(core.kv.records(), key=lambda r: r.recency)
     lock = core._binding.inc_lock_ref(record.node, [])  # behind our back
-    assert core.claim(record, 1) == (NOT_NOW, 0)
+    assert core.claim(record, 1) is Refused.NOT_NOW
     assert core.refused == 1
     assert server.cache.evict(EvictParams(num_tokens=1000)).num_tokens_evicted == 100
     core._binding.dec_lock_ref(
@@ -186,10 +187,10 @@ def test_bad_victims_are_told_apart() -> None:
     server.serve(range(100))
     (record,) = core.kv.records()
     core.inc_lock_ref(record.node)
-    assert core.claim(record, 1) == (LOCKED, 0)
+    assert core.claim(record, 1) is Refused.LOCKED
     core._release(record.node)
     record.live_children = 1
-    assert core.claim(record, 1) == (NOT_A_LEAF, 0)
+    assert core.claim(record, 1) is Refused.NOT_A_LEAF
 
 
 def test_a_record_of_a_node_that_is_gone_is_dropped() -> None:
@@ -199,7 +200,7 @@ def test_a_record_of_a_node_that_is_gone_is_dropped() -> None:
     stale = record.node
     core._records[10**6] = core._records.pop(stale)
     record.node = 10**6
-    assert core.claim(record, 1) == (NOT_NOW, 0)
+    assert core.claim(record, 1) is Refused.NOT_NOW
     assert not core.kv.live
     # Now nobody knows the leaf: the core walks by its own order.
     assert server.cache.evict(EvictParams(num_tokens=1)).num_tokens_evicted == 100
@@ -214,19 +215,16 @@ class Raising(KeyedOrder):
         return record.recency
 
 
-def test_an_order_that_raises_is_dropped_for_lru(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_order_that_raises_is_dropped_for_lru(caplog: pytest.LogCaptureFixture) -> None:
     server, core = small()
-    monkeypatch.setattr(type(server.cache.plan), "make_order", lambda plan, pools: ("raising", Raising()))
-    server.cache.reset()
+    server.cache.pools.kv.rank_by("raising", Raising())
     with caplog.at_level(logging.ERROR, "costcache"):
         for i in range(30):
             server.serve(range(1000 * i, 1000 * i + 150))
             server.check()
             check_records(server.cache)
     assert core.kv.fallbacks == 1
-    assert core.kv.guard.name == "lru"
+    assert core.kv.policy == "lru"
     assert sum("is dropped for 'lru'" in r.message for r in caplog.records) == 1
     kept = [i for i in range(30) if server.match(range(1000 * i, 1000 * i + 150)).device_prefix_len >= 149]
     assert kept == list(range(30))[-len(kept) :]
@@ -332,39 +330,57 @@ class Marked(KeyedOrder):
     leaves_only = True
 
 
+class Plugin:
+    """Two policies of a third party."""
+
+    @hookimpl
+    def policies(self) -> dict[str, PolicySpec]:
+        return {
+            "longest": PolicySpec(lambda cost, pools, settings: Longest(), "Longest first."),
+            "marked": PolicySpec(lambda cost, pools, settings: Marked(), "Ranks leaves alone."),
+        }
+
+
+def bound(policy: str = "lru", **settings: Any) -> Binding:
+    """A binding of full attention alone."""
+    plugins = PluginManager()
+    plugins.register(Plugin(), "third")
+    return bind(Shape(), plugins=plugins, policy=policy, **settings)
+
+
 def test_rust_where_stock_picks_it_and_nothing_needs_python() -> None:
-    core, reason = choose_core(params_of(), Settings(), LRU())
+    core, reason = choose_core(params_of(), bound())
     assert core == "rust"
     assert "full attention" in reason
-    assert choose_core(params_of(), Settings(core="rust"), LRU()) == ("rust", "asked for")
-    assert choose_core(params_of(), Settings(core="python"), LRU()) == ("python", "asked for")
-    assert choose_core(params_of(), Settings(), Marked())[0] == "rust"
+    assert choose_core(params_of(), bound(core="rust")) == ("rust", "asked for")
+    assert choose_core(params_of(), bound(core="python")) == ("python", "asked for")
+    assert choose_core(params_of(), bound("marked"))[0] == "rust"
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "order", "more", "why"),
+    ("make", "settings", "more", "why"),
     [
-        (lambda: params_of("mamba"), {}, LRU(), {}, "FULL.MAMBA"),
-        (lambda: params_of("swa"), {}, LRU(), {}, "FULL.SWA"),
-        (params_of, {}, LRU(), {"host_tier": True}, "host tier"),
-        (params_of, {}, LRU(), {"linker": True}, "linker"),
-        (params_of, {"trim": "exact"}, LRU(), {}, "'trim' is 'exact'"),
-        (params_of, {}, TLRU(), {}, "TLRU"),
-        (params_of, {}, Longest(), {}, "Longest"),
-        (lambda: params_of(enable_session_radix_cache=True), {}, LRU(), {}, "session"),
-        (lambda: params_of(tree_core_backend="python"), {}, LRU(), {}, "'python'"),
-        (lambda: params_of(component_registry_override={FULL: object}), {}, LRU(), {}, "custom components"),
+        (lambda: params_of("mamba"), {}, {}, "FULL.MAMBA"),
+        (lambda: params_of("swa"), {}, {}, "FULL.SWA"),
+        (params_of, {}, {"host_tier": True}, "host tier"),
+        (params_of, {}, {"linker": True}, "linker"),
+        (params_of, {"trim": "exact"}, {}, "'trim' is 'exact'"),
+        (params_of, {"policy": "tlru"}, {}, "'tlru' looks at more"),
+        (params_of, {"policy": "longest"}, {}, "'longest' looks at more"),
+        (lambda: params_of(enable_session_radix_cache=True), {}, {}, "session"),
+        (lambda: params_of(tree_core_backend="python"), {}, {}, "'python'"),
+        (lambda: params_of(component_registry_override={FULL: object}), {}, {}, "custom components"),
     ],
 )
 def test_python_where_rust_cannot_and_an_error_where_it_is_forced(
-    make: Any, settings: dict[str, Any], order: Any, more: dict[str, Any], why: str
+    make: Any, settings: dict[str, Any], more: dict[str, Any], why: str
 ) -> None:
     params = make()
-    core, reason = choose_core(params, Settings(**settings), order, **more)
+    core, reason = choose_core(params, bound(**settings), **more)
     assert core == "python"
     assert why.replace(".", "+") in reason
     with pytest.raises(SettingsError, match=why) as raised:
-        choose_core(params, Settings(core="rust", **settings), order, **more)
+        choose_core(params, bound(core="rust", **settings), **more)
     assert "set it to 'auto' or 'python'" in str(raised.value)
 
 
@@ -375,10 +391,10 @@ def test_a_rust_core_that_panics_is_not_chosen(monkeypatch: pytest.MonkeyPatch) 
     def panic(*args: Any) -> None:
         raise PanicError("UnknownKind(16)")
 
-    choice._broken.cache_clear()
+    build._broken.cache_clear()
     monkeypatch.setattr(RustUnifiedTreeCore, "begin_insert", panic)
-    core, reason = choose_core(params_of(), Settings(), LRU())
+    core, reason = choose_core(params_of(), bound())
     assert core == "python"
     assert "UnknownKind(16)" in reason
     assert torch.__version__ in reason
-    choice._broken.cache_clear()
+    build._broken.cache_clear()

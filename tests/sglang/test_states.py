@@ -14,7 +14,7 @@ from costcache.errors import PluginError
 from tests.sglang import hicache
 from tests.sglang.fuzz import Fuzz
 from tests.sglang.mirror import check_records
-from tests.sglang.pools import Kind, Shape, cost_cache, make_plan
+from tests.sglang.pools import Kind, Shape, bind, cost_cache
 from tests.sglang.serving import Server
 from tests.sglang.test_cases import check_states
 
@@ -58,7 +58,7 @@ def test_random_operations(name: str, policy: str, cap: int, monkeypatch: pytest
     pools = server.cache.pools
     assert pools.kv.counters.evictions
     assert pools.by_name["state"].counters.evictions
-    assert pools.kv.guard.name == policy
+    assert pools.kv.policy == policy
     assert not states(server)
 
 
@@ -119,7 +119,7 @@ def test_states_per_path_are_capped(policy: str) -> None:
         assert server.serve(range(100 + 128 * turn)) == (128 * turn - 64 if turn else 0)
         check_records(server.cache)
     assert states(server) == [576, 704]
-    order = server.cache.pools.kv.guard.order
+    order = server.cache.pools.kv.order
     assert [record.end for record in order._known.values()] == [576, 704]
     server.drain()
 
@@ -167,7 +167,7 @@ def test_models_without_states_are_refused(kind: Kind) -> None:
         with pytest.raises(
             PluginError, match=f"policy '{policy}' does not serve model .* has none"
         ) as caught:
-            make_plan(Shape(kind), policy=policy)
+            bind(Shape(kind), policy=policy)
         assert "\n" not in str(caught.value)
 
 

@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def hazard_of(server: Server) -> Hazard:
-    order = server.cache.pools.kv.guard.order
+    order = server.cache.pools.kv.order
     assert isinstance(order, Hazard)
     return order
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from costcache.sglang.pool import PoolRecord
+from costcache.sglang.records import PoolRecord
 from tests.sglang.pools import Shape, cost_cache
 from tests.sglang.serving import DIGIT, Server
 

@@ -76,7 +76,7 @@ def test_random_operations(page_size: int, policy: str) -> None:
     assert server.cache.full_evictable_size()
     fuzz.end()
     check_records(server.cache)
-    assert server.cache.pools.kv.guard.name == policy
+    assert server.cache.pools.kv.policy == policy
 
 
 def test_our_order_names_the_victims() -> None:

@@ -18,7 +18,7 @@ from costcache.radix import Node
 from costcache.records import Action, RequestInfo
 from tests.property.kit import MODEL, cache_with, check_structure, drain, manager, nodes_of
 
-EVENTS = ("insert", "touch", "refresh", "split", "trim", "remove", "lock", "unlock", "finish")
+EVENTS = ("insert", "touch", "refresh", "split", "trim", "remove", "unlock", "finish")
 
 
 def stream(cache: RadixCache, seed: int = 0, steps: int = 60) -> list[tuple[int, int, bool]]:
@@ -116,7 +116,7 @@ def test_an_order_that_answers_nonsense_is_dropped(what: str, caplog: pytest.Log
     caches: list[RadixCache] = []
     cache = grown(lambda: Named(lambda pool: GARBAGE[what](caches[0])))
     caches.append(cache)
-    locked = node_where(cache, lambda node: node.holds > 0)
+    locked = node_where(cache, lambda node: node.pins > 0)
     expected = reference(cache)
     eviction = cache.evict(3)
     assert eviction.freed == 3
@@ -187,7 +187,7 @@ def test_an_order_that_names_the_same_locked_node_forever_is_dropped() -> None:
 
     def locked(pool: str) -> Victim:
         asked.append(pool)
-        return Victim(node_where(caches[0], lambda node: node.holds > 0))
+        return Victim(node_where(caches[0], lambda node: node.pins > 0))
 
     cache = grown(lambda: Named(locked))
     caches.append(cache)

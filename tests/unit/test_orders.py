@@ -69,7 +69,7 @@ def by_search(cache: RadixCache, order: KeyedOrder) -> NodeRecord:
 @pytest.mark.parametrize("seed", range(4))
 def test_each_victim_is_the_lowest_key_of_all_unlocked_leaves(name: str, seed: int) -> None:
     cache = cache_with(ORDERS[name], 80)
-    order = cache._store.guard.order
+    order = cache._pool.order
     assert isinstance(order, KeyedOrder)
     rng = random.Random(seed)
     for _ in range(12):
@@ -133,7 +133,7 @@ class Popular(KeyedOrder):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_policy_of_one_function_is_followed_exactly(make: type[KeyedOrder], seed: int) -> None:
     cache = cache_with(make, 80)
-    order = cache._store.guard.order
+    order = cache._pool.order
     assert isinstance(order, KeyedOrder)
     rng = random.Random(seed)
     for _ in range(12):
@@ -204,7 +204,7 @@ def test_a_victim_costs_a_logarithm_of_the_leaves(name: str) -> None:
     cost = {}
     for leaves in (64, 512, 4096):
         cache = cache_with(counting(ORDERS[name]), 5 * leaves)
-        order: Any = cache._store.guard.order
+        order: Any = cache._pool.order
         for n in range(leaves):
             cache.insert([n, n, n, n])
         rng = random.Random(1)
@@ -246,7 +246,7 @@ def test_leftovers_do_not_pile_up() -> None:
     for make in (MRU, Popular):
         cache = cache_with(make, 100)
         insert_all(cache, ([n] * 5 for n in range(10)))
-        order: Any = cache._store.guard.order
+        order: Any = cache._pool.order
         for step in range(20_000):
             cache.match_prefix([step % 10] * 5)
         assert len(order._heap) + len(order._line) < 5000
@@ -299,10 +299,6 @@ class Recorder(VictimOrder):
         del self.queue[record.serial]
         self._hear("remove", record.depth, record.tokens, record.parent.live_children)
 
-    def lock(self, record: NodeRecord) -> None:
-        assert record.locks == 1
-        self._hear("lock", record.end)
-
     def unlock(self, record: NodeRecord) -> None:
         assert record.locks == 0
         self._hear("unlock", record.end)
@@ -332,9 +328,8 @@ def test_an_order_hears_every_change_in_order() -> None:
     cache.match_prefix([1, 2, 3, 4, 5, 6], "r")
     assert heard() == [("touch", 4, 3), ("touch", 6, 1)], "r has counted these nodes before"
     cache.lock(found.node)
-    assert heard() == [("lock", 4)]
     cache.lock(found.node)
-    assert heard() == [], "locked already"
+    assert heard() == [], "a lock is no event: records say it"
     cache.insert([1, 2, 9])
     assert heard() == [("split", 0, 2, 2), ("use", 2, 4), ("touch", 2, 4), ("insert", 2, 1)]
     cache.unlock(found.node)
@@ -344,11 +339,11 @@ def test_an_order_hears_every_change_in_order() -> None:
     leaf = cache.match_prefix([1, 2, 9]).node
     heard()
     cache.lock(leaf)
-    assert heard() == [("lock", 3), ("lock", 2)]
+    assert heard() == []
     cache.unlock(leaf)
     assert heard() == [("unlock", 3)], "the prefix was locked by its child alone, and is no leaf"
     cache.refresh(found.node)
-    assert heard() == [("refresh", 4, 3), ("refresh", 2, 5)]
+    assert heard() == [("refresh", 2, 5), ("refresh", 4, 3)]
     cache.finish("r", RequestInfo(output_tokens=7))
     assert heard() == [("finish", 1, 6, 7)]
     cache.evict(1)
@@ -366,7 +361,7 @@ def test_an_order_hears_every_change_in_order() -> None:
 
 def test_events_that_nobody_overrides_are_not_called() -> None:
     order = LRU()
-    for event in ("touch", "refresh", "lock", "finish"):
+    for event in ("touch", "refresh", "finish"):
         assert overridden(order, event) is None
     for event in ("insert", "split", "trim", "remove", "unlock", "defer"):
         assert overridden(order, event) is not None
@@ -433,7 +428,7 @@ def test_an_order_can_start_from_a_cache_that_exists(name: str) -> None:
     cache.reset(force=True)
     busy(cache, 6, 60)
     late = ORDERS[name]()
-    late.load(cache._tree.records())
+    late.load(cache._pool.records())
     told = []
     live = list(nodes_of(cache))
     for _ in range(len([node for node in live if node.is_evictable])):
@@ -468,7 +463,7 @@ def test_a_victim_that_is_asked_for_again_is_another() -> None:
     """Until an event brings it back, a victim that was named is forgotten."""
     cache = cache_with(LRU)
     insert_all(cache, ([1], [2]))
-    order = cache._store.guard.order
+    order = cache._pool.order
     first, second = order.next_victim("kv"), order.next_victim("kv")
     assert first is not None
     assert second is not None

@@ -283,7 +283,7 @@ def test_make_order_gets_cost_pools_and_settings() -> None:
     cost, (pool,), settings = told
     assert cost.token.kv_bytes == 131_072
     assert (pool.pool, pool.unit, pool.capacity, pool.free, pool.page_size) == ("kv", "tokens", 32, 32, 4)
-    assert (pool.evictable, pool.held) == (0, 0)
+    assert (pool.evictable, pool.reserved) == (0, 0)
     assert settings == Own(depth=4)
 
 

@@ -154,7 +154,7 @@ def test_architecture_settings_reach_the_hooks() -> None:
     assert (eviction.headroom, eviction.freed) == (20, 23)
     ((model, pool, settings),) = told
     assert (model.name, settings.headroom, settings.architecture) == (MODEL, 0.1, Own(floor=0.5))
-    assert (pool.capacity, pool.free, pool.evictable, pool.held) == (40, 10, 30, 0)
+    assert (pool.capacity, pool.free, pool.evictable, pool.reserved) == (40, 10, 30, 0)
 
     with pytest.raises(SettingsError, match=r"architecture\.floor.*'high'"):
         RadixCache(MODEL, 40, plugins=made, architecture={"floor": "high"})

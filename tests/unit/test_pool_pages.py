@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costcache.radix.pool import SlotPool
+from costcache.radix.slots import Slots
 
 
 @given(data=st.data(), page_size=st.sampled_from([1, 2, 4]), pages=st.integers(1, 6))
 def test_every_wholly_free_page_can_be_allocated_and_no_other(
     data: st.DataObject, page_size: int, pages: int
 ) -> None:
-    pool = SlotPool(pages * page_size, page_size)
+    pool = Slots(pages * page_size, page_size)
     everything = np.arange(pool.capacity)
     pool.cache(everything)
     # Freed in pieces of any size, order and make-up: whole pages, permuted ones, parts of several.
@@ -33,7 +33,7 @@ def test_every_wholly_free_page_can_be_allocated_and_no_other(
         assert (slots.reshape(-1, page_size) % page_size == np.arange(page_size)).all()  # in one piece each
         assert pool.allocate(page_size) is None
         pool.release(slots)
-    assert (pool.free, pool.cached, pool.held) == (pool.capacity, 0, 0)
+    assert (pool.free, pool.cached, pool.reserved) == (pool.capacity, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_every_wholly_free_page_can_be_allocated_and_no_other(
     ],
 )
 def test_wrong_slots_are_named_and_change_nothing(slots: list[int], message: str) -> None:
-    pool = SlotPool(8)
+    pool = Slots(8)
     pool.cache(np.array([5], np.int64))
     with pytest.raises(ValueError, match=message):
         pool.cache(np.array(slots, np.int64))
-    assert (pool.free, pool.cached, pool.held) == (7, 1, 0)
+    assert (pool.free, pool.cached, pool.reserved) == (7, 1, 0)
     rest = pool.allocate(7)
     assert rest is not None
     assert sorted(rest.tolist()) == [0, 1, 2, 3, 4, 6, 7]

@@ -195,10 +195,10 @@ def test_bad_slots_are_refused_and_nothing_is_cached(what: str) -> None:
     cache = new()
     cache.insert([1, 2, 3, 4], [0, 1, 2, 3])
     held = cache.allocate(4)
-    before = cached_slots(cache), cache.free, cache.held
+    before = cached_slots(cache), cache.free, cache.reserved
     with pytest.raises(error, match=said):
         cache.insert([1, 2, 7, 8, 9, 10], slots)
-    assert (cached_slots(cache), cache.free, cache.held) == before
+    assert (cached_slots(cache), cache.free, cache.reserved) == before
     check_structure(cache)
     assert cache.insert([1, 2, 7, 8, 9, 10], [50, 51, 52, 53, 54, 55]).inserted_len == 4
     cache.release(held)
@@ -212,7 +212,7 @@ def test_slots_that_are_not_held_cannot_be_released(slots: list[int]) -> None:
     held = cache.allocate(4).tolist()
     with pytest.raises(ValueError, match=f"slot {slots[0]} "):
         cache.release([*held, *slots])
-    assert cache.held == 4
+    assert cache.reserved == 4
     cache.release(held)
     cache.release([])
     with pytest.raises(ValueError, match="is free"):
@@ -242,7 +242,7 @@ def test_a_request_frees_what_it_held_and_did_not_need() -> None:
     cache.release(done.duplicates)
     cache.release(done.unused)
     cache.release(slots[14:])
-    assert (cache.free, cache.held, cache.cached) == (52, 0, 12)
+    assert (cache.free, cache.reserved, cache.cached) == (52, 0, 12)
     assert len(cache.allocate(52)) == 52
     check_structure(cache)
 
@@ -381,17 +381,16 @@ def test_locks_protect_the_prefix_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_what_is_held_stays_as_what_is_locked(locked: bool) -> None:
+def test_a_record_that_an_eviction_must_keep_stays_with_its_prefix(locked: bool) -> None:
     cache = new()
     insert_all(cache, ([1, 2, 3, 4, 5], [1, 2, 9], [7], [8, 8]))
     if locked:
         cache.lock(cache.match_prefix([8]).node)
-    tree, node = cache._tree, cache.match_prefix([1, 2, 3]).node
+    node = cache.match_prefix([1, 2, 3]).node
     before = cache.evictable
-    tree.hold(node)
-    assert cache.evictable == before - 3
-    assert cache.evict(100).freed == before - 3
-    tree.release(node)
+    eviction = cache._pool.evict(100, keep=node)
+    cache._collect()
+    assert eviction.goal == eviction.freed == before - 3
     assert cache.evictable == 3
     check_structure(cache)
     assert cache.evict(100).freed == 3  # the order knows of it again
@@ -626,7 +625,7 @@ def test_a_reset_frees_what_is_cached_and_leaves_what_is_held() -> None:
     insert_all(cache, (range(10), [*range(5), 99], range(20, 30)))
     held = cache.allocate(7)
     cache.reset()
-    assert (cache.cached, cache.held, cache.free, cache.stats().nodes) == (0, 7, 43, 0)
+    assert (cache.cached, cache.reserved, cache.free, cache.stats().nodes) == (0, 7, 43, 0)
     assert cache.match_prefix(range(10)).matched_len == 0
     cache.release(held)
     assert len(cache.allocate(50)) == 50
@@ -672,7 +671,7 @@ def test_a_slot_that_is_released_twice_at_once_is_one_slot() -> None:
     cache = new(50)
     held = cache.allocate(3).tolist()
     cache.release([*held, *held])
-    assert (cache.free, cache.held) == (50, 0)
+    assert (cache.free, cache.reserved) == (50, 0)
     check_structure(cache)
     assert len(set(cache.allocate(50).tolist())) == 50
 
@@ -747,7 +746,7 @@ def test_the_tree_is_printed_for_people() -> None:
     cache.allocate(2)
     text = cache.pretty()
     assert text.splitlines() == [
-        "RadixCache(llama-3-8b, plugin generic, policy lru): 6 cached + 2 held + 12 free = 20 slots",
+        "RadixCache(llama-3-8b, plugin generic, policy lru): 6 cached + 2 reserved + 12 free = 20 slots",
         "lora/-",
         "  [0:2] 1, 2  uses=2 recency=2 locks=1",
         "    [2:4] 3, 4  uses=1 recency=1 locks=1",
@@ -765,7 +764,7 @@ def test_stats_count_matches() -> None:
         cache.match_prefix(tokens)
     stats = cache.stats()
     assert (stats.hits, stats.misses, stats.hit_tokens, stats.asked_tokens) == (2, 2, 10, 15)
-    assert (stats.cached, stats.free, stats.held, stats.protected, stats.nodes) == (6, 14, 0, 0, 2)
+    assert (stats.cached, stats.free, stats.reserved, stats.protected, stats.nodes) == (6, 14, 0, 0, 2)
     assert (stats.policy, stats.fallbacks, stats.clamped, stats.oversized) == ("lru", 0, 0, 0)
 
 

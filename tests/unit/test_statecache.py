@@ -159,13 +159,13 @@ def test_running_requests_hold_states_of_their_own() -> None:
         state = cache.allocate_state()
         assert state is not None
         cache.insert(prompt(number), state=state)
-    assert (cache.states, cache.held_states) == (12, 18)
+    assert (cache.states, cache.reserved_states) == (12, 18)
     assert sum(cache.match_prefix(prompt(n)).matched_len > 0 for n in range(40)) == 12
     for state in held:
         assert state is not None
         cache.release_state(state)
     cache.reset()
-    assert (cache.states, cache.held_states, cache.cached) == (0, 0, 0)
+    assert (cache.states, cache.reserved_states, cache.cached) == (0, 0, 0)
     assert all(cache.allocate_state() is not None for _ in range(30))
     assert cache.allocate_state() is None
 
@@ -176,7 +176,7 @@ def test_a_state_that_is_not_needed_stays_the_callers() -> None:
     state = cache.allocate_state()
     assert state is not None
     assert slot_of(cache.insert(prompt(1), state=state).node) != state
-    assert cache.held_states == 1
+    assert cache.reserved_states == 1
     cache.release_state(state)
 
 
@@ -190,7 +190,7 @@ def test_one_pool_of_bytes_trades_states_for_tokens() -> None:
     assert slots is not None
     assert cache.states <= 1
     cache.release(slots)
-    assert cache.pools[0].held == 0
+    assert cache.pools[0].reserved == 0
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,15 @@ def install() -> None:
     folder = os.environ.get("RECORD_VICTIMS")
     if not folder:
         return
-    from costcache.eviction import Eviction, EvictionPipeline
+    from costcache.eviction import Eviction
+    from costcache.pool import Pool
 
-    evict = EvictionPipeline.evict
+    evict = Pool.evict
 
-    def recorded(self: EvictionPipeline, shortfall: int, **named: Any) -> Eviction:
+    def recorded(self: Pool, shortfall: int, **named: Any) -> Eviction:
         eviction = evict(self, shortfall, **named)
         with Path(folder, f"{os.getpid()}.jsonl").open("a") as out:
             out.write(json.dumps([eviction.pool, shortfall, eviction.freed, eviction.victims]) + "\n")
         return eviction
 
-    setattr(EvictionPipeline, "evict", recorded)  # noqa: B010  # no method of the class is of this form
+    setattr(Pool, "evict", recorded)  # noqa: B010  # no method of the class is of this form

@@ -1,24 +1,24 @@
-"""The slot pool: which slot is free, held by a running request, or cached."""
+"""Slots of a pool of tokens: each is free, reserved by a running request, or cached."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SlotPool"]
+__all__ = ["Slots"]
 
-CACHED, FREE, HELD = range(3)
+CACHED, FREE, RESERVED = range(3)
 _CACHED, _FREE = bytes((CACHED,)), bytes((FREE,))
 
 
-class SlotPool:
+class Slots:
     """``capacity`` slots, one per token, given out in whole pages.
 
-    Callers either let the pool choose slots (:meth:`allocate`) or name slots of their own choice when
-    they insert them; free slots so named leave the pool's free ones.
+    Callers either have slots chosen for them (:meth:`allocate`) or name slots of their own choice when
+    they insert them; free slots that they name are no longer free.
 
     Attributes:
-        capacity: Slots in the pool: whole pages of the size asked for.
+        capacity: Slots in all: whole pages of the size asked for.
         free: Slots that nobody uses.
         cached: Slots in the cache.
     """
@@ -26,7 +26,7 @@ class SlotPool:
     def __init__(self, capacity: int, page_size: int = 1) -> None:
         self.capacity = capacity // page_size * page_size
         self.page_size = page_size
-        # One byte per slot: CACHED, FREE or HELD.
+        # One byte per slot: CACHED, FREE or RESERVED.
         self._state: NDArray[np.uint8] = np.empty(self.capacity, np.uint8)
         # Where each slot was last named in an insert, to see whether it is named twice; never cleared.
         self._named: NDArray[np.int32] = np.empty(self.capacity, np.int32)
@@ -46,7 +46,7 @@ class SlotPool:
         self.reset()
 
     @property
-    def held(self) -> int:
+    def reserved(self) -> int:
         """Slots that requests own outside the cache."""
         return self.capacity - self.free - self.cached
 
@@ -72,15 +72,15 @@ class SlotPool:
         first = self._stack[self._top - pages : self._top][::-1] * self.page_size
         self._top -= pages
         slots = (first[:, None] + self._offsets).reshape(-1) if self.page_size > 1 else first
-        self._state[slots] = HELD
+        self._state[slots] = RESERVED
         self.free -= slots.size
         return slots
 
     def cache(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Move held or free slots into the cache.
+        """Move reserved or free slots into the cache.
 
         Returns:
-            The same slots in an array that the caller of this method does not share.
+            The same slots in an array that the caller does not share.
 
         Raises:
             ValueError: A slot is out of range, cached already, or named twice. Nothing changes.
@@ -118,21 +118,21 @@ class SlotPool:
         return slots.copy()
 
     def _row_at(self, slots: NDArray[np.int64]) -> int | None:
-        """The first of one or more slots that follow each other in the pool; None for others."""
+        """Return the first of one or more consecutive slots; None if they are not consecutive."""
         first, size = int(slots[0]), slots.size
         if 0 <= first <= self.capacity - size and self._row.startswith(slots.data, 8 * first):
             return first
         return None
 
     def _count(self, before: bytes) -> None:
-        """Count slots that are cached from now on, by what they were before: held or free."""
+        """Count slots that are cached from now on, by their state before: reserved or free."""
         named = 0 if before.find(_FREE) < 0 else before.count(_FREE)
         self._stale |= named > 0
         self.free -= named
         self.cached += len(before)
 
     def release(self, slots: NDArray[np.int64]) -> None:
-        """Free held slots.
+        """Free reserved slots.
 
         Raises:
             ValueError: A slot is out of range, free already, or in the cache. Nothing changes.
@@ -143,14 +143,14 @@ class SlotPool:
             wrong = slots[(slots < 0) | (slots >= self.capacity)][0]
             raise ValueError(f"slot {wrong} is not in the pool: slots go from 0 to {self.capacity - 1}")
         state = self._state[slots]
-        if (state != HELD).any():
-            wrong = slots[state != HELD][0]
+        if (state != RESERVED).any():
+            wrong = slots[state != RESERVED][0]
             where = "free" if self._state[wrong] == FREE else "in the cache"
-            raise ValueError(f"slot {wrong} is {where}: only slots that a request holds can be freed")
+            raise ValueError(f"slot {wrong} is {where}: only slots that a request has reserved can be freed")
         self.free += self._put_back(np.unique(slots))
 
     def evict(self, slots: NDArray[np.int64]) -> None:
-        """Free cached slots, as the cache hands them back."""
+        """Free cached slots, once their victims have left the tree."""
         self.cached -= slots.size
         self.free += self._put_back(slots)
 
@@ -189,7 +189,7 @@ class SlotPool:
         self._top = stop
 
     def _sweep(self) -> None:
-        """List the wholly free pages afresh, lowest on top."""
+        """Rebuild the stack of wholly free pages, lowest on top."""
         whole = (self._state.reshape(-1, self.page_size) == FREE).all(axis=1)
         pages = np.flatnonzero(whole)[::-1].astype(np.int64)
         self._stack = np.empty(self.capacity // self.page_size, np.int64)

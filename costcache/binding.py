@@ -1,0 +1,187 @@
+"""Binds a model to its pools: the plugin that serves it, its costs, its policy and its hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from costcache.guard import HookGuard
+from costcache.plugins import Architecture, PluginManager, get_plugins
+from costcache.pool import Pool
+from costcache.records import PoolState
+
+if TYPE_CHECKING:
+    from costcache.cost import CostModel
+    from costcache.deployment import Deployment
+    from costcache.eviction import Refused
+    from costcache.model import ModelSpec
+    from costcache.orders import VictimOrder
+    from costcache.records import Clock, Victim
+    from costcache.settings import PoolSettings, Settings
+
+__all__ = ["Binding"]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A model as it is deployed, with the policy and the plugin that serve it.
+
+    Attributes:
+        settings: The framework's settings.
+        architecture: The plugin that serves the model.
+        cost: The cost model.
+        pool_settings: The settings that the plugin's hooks see.
+        plugins: Where policies are looked up.
+    """
+
+    settings: Settings
+    architecture: Architecture
+    cost: CostModel
+    pool_settings: PoolSettings
+    plugins: PluginManager
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSpec,
+        deployment: Deployment,
+        settings: Settings,
+        *,
+        plugins: PluginManager | None = None,
+    ) -> Binding:
+        """Match the model and check every setting.
+
+        Args:
+            model: The model's architecture facts.
+            deployment: Page size, parallelism and KV dtype.
+            settings: Policy, headroom, trimming and the settings of plugins.
+            plugins: Where to look for plugins; the process's own by default.
+
+        Raises:
+            PluginError: No plugin, or no policy, can serve the model.
+            SettingsError: A setting is wrong.
+        """
+        plugins = get_plugins() if plugins is None else plugins
+        architecture = plugins.match(model)
+        cost = architecture.cost(deployment)
+        plugins.check_settings(settings, architecture)
+        return cls(settings, architecture, cost, architecture.pool_settings(settings), plugins)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.cost.deployment.page_size
+
+    def trim_step(self, auto: str = "exact") -> int:
+        """Tokens that a trim is a multiple of; 0 if victims are evicted whole.
+
+        Args:
+            auto: The meaning of the setting ``trim="auto"`` for this cache, ``"exact"`` or ``"chunk"``.
+        """
+        page, trim = self.page_size, self.settings.trim
+        if trim == "auto":
+            trim = auto  # type: ignore[assignment]  # one of the other choices
+        if trim == "off":
+            return 0
+        return -(-self.settings.trim_chunk // page) * page if trim == "chunk" else page
+
+    @property
+    def policy(self) -> str:
+        """The chosen policy's own name."""
+        return self.plugins.policy_name(self.settings.policy, self.architecture)
+
+    @property
+    def sees_leaves_only(self) -> bool:
+        """Whether the chosen policy ranks leaves by their uses, times and priorities alone."""
+        from costcache.policies.fifo import FIFO
+        from costcache.policies.filo import FILO
+        from costcache.policies.lfu import LFU
+        from costcache.policies.lru import LRU
+        from costcache.policies.mru import MRU
+        from costcache.policies.priority import Priority
+        from costcache.policies.slru import SLRU
+
+        order = type(self.make_order((PoolState("kv", "tokens", 1 << 20, 1 << 20, 0, 0, 1),))[1])
+        return bool(getattr(order, "leaves_only", order in (FIFO, FILO, LFU, LRU, MRU, Priority, SLRU)))
+
+    @property
+    def ranks_states(self) -> bool:
+        """Whether the chosen policy ranks KV and states together, on a model with states."""
+        from costcache.policies.states import StateOrder
+
+        units = {"kv": "tokens", "state": "states"}
+        states = [PoolState(n, u, 1 << 20, 1 << 20, 0, 0, self.page_size) for n, u in units.items()]
+        return self.cost.token.state_bytes > 0 and isinstance(self.make_order(tuple(states))[1], StateOrder)
+
+    def make_order(self, pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
+        """Make a new order of the chosen policy; returns the policy's own name and the order.
+
+        Raises:
+            PluginError: The order cannot be made.
+            SettingsError: A setting under ``policy_settings`` is wrong.
+        """
+        return self.plugins.make_order(self.settings, self.architecture, self.cost, pools)
+
+    def pool(
+        self,
+        name: str,
+        take: Callable[[Victim, int], int | Refused],
+        *,
+        unit: str = "tokens",
+        capacity: int = 0,
+        token_units: int = 1,
+        state_units: int = 0,
+        measure: Callable[[], PoolState] | None = None,
+        make_order: Callable[[tuple[PoolState, ...]], tuple[str, VictimOrder]] | None = None,
+        ranked: bool = True,
+        clock: Clock | None = None,
+        flat: bool = False,
+        lower_tier: bool = False,
+        also: Sequence[Pool] = (),
+    ) -> Pool:
+        """Make a pool whose evictions follow the chosen policy and the plugin's hooks.
+
+        Args:
+            name: See :class:`costcache.pool.Pool`, like every argument that is not listed.
+            take: Likewise.
+            unit: Likewise.
+            capacity: Likewise.
+            token_units: Likewise.
+            state_units: Likewise.
+            measure: Likewise.
+            make_order: Makes the order from the states of its pools; :meth:`make_order` by default.
+            ranked: False for a pool that another one names in its ``also``, and whose order ranks it.
+            clock: Likewise.
+            flat: Likewise.
+            lower_tier: Likewise. A lower tier keeps no headroom: every allocation from it asks for room
+                first.
+            also: Likewise.
+        """
+        hooks = HookGuard(self.architecture.name)
+        if not lower_tier:
+            model, settings = self.architecture.model, self.pool_settings
+            # The guard checks every answer of a plugin.
+            free_target: Callable[..., Any] = self.architecture.free_target
+            adjust: Callable[..., Any] = self.architecture.adjust_eviction_count
+            hooks = HookGuard(
+                self.architecture.name,
+                lambda pool: free_target(model, pool, settings),
+                lambda pool, requested: adjust(model, pool, requested, settings),
+            )
+        return Pool(
+            name,
+            take,
+            (make_order or self.make_order) if ranked else None,
+            hooks,
+            unit=unit,
+            page_size=self.page_size,
+            capacity=capacity,
+            token_units=token_units,
+            state_units=state_units,
+            measure=measure,
+            clock=clock,
+            flat=flat,
+            lower_tier=lower_tier,
+            also=also,
+        )

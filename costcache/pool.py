@@ -1,0 +1,731 @@
+"""A pool: the records of one kind of memory, the order that ranks them, and the evictions from it.
+
+A host owns the memory and its structure. It tells the pool what was matched (:meth:`Pool.use`), made
+(:meth:`Pool.insert`), pinned (:meth:`Pool.pin`) and freed (:meth:`Pool.trim`, :meth:`Pool.remove`), and asks
+it to evict so many units (:meth:`Pool.evict`). Nothing but this module sends events to an order.
+
+Each event brings the records up to date first and then calls the order's handler, if it has one. A handler
+that raises is dropped for LRU, which starts from the records.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, SupportsIndex
+
+from mypy_extensions import mypyc_attr
+
+from costcache.eviction import Eviction, EvictionCounters, Refused
+from costcache.guard import HookGuard, OrderGuard
+from costcache.orders import VictimOrder, overridden
+from costcache.records import (
+    Action,
+    Clock,
+    NodeRecord,
+    PoolState,
+    RequestInfo,
+    RequestRecord,
+    State,
+    Victim,
+    tuple_maker,
+)
+
+__all__ = ["Pool"]
+
+_DELETE = Action.DELETE
+_pool_state = tuple_maker(PoolState)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Pool:
+    """The records of one kind of memory, its order under guard, its evictions and its counters.
+
+    Records form a tree through ``record.parent``. In a *flat* pool every record is a leaf under :attr:`root`:
+    a value can be evicted whatever comes after it.
+
+    One order may rank two kinds of memory, such as KV and the states at the ends of nodes. The pool of KV
+    then has the records and the order, and the pool of states is made first and named in its ``also``; its
+    :attr:`book` is the pool of KV.
+
+    Attributes:
+        name: Name of the pool: ``"kv"``, ``"swa"``, ``"state"``, ``"host"`` or ``"memory"``.
+        unit: The unit of its counts: ``"tokens"``, ``"states"`` or ``"bytes"``.
+        page_size: Tokens per page.
+        capacity: Units that the pool has.
+        reserved: Units that running requests own outside the cache; the host keeps this up to date.
+        clock: Logical time, shared by all pools of a cache.
+        take: Frees a victim, or as little of its tail as the second argument asks for. Returns the units
+            freed, or why none were.
+        book: The pool that has the records and the order; itself unless it is named in another one's
+            ``also``.
+        root: Parent of the records that have no parent of their own.
+        live: The records, by serial number, in order of creation.
+        cached: Tokens of the records.
+        pinned: Tokens of locked records, if the host pins with :meth:`pin`.
+        states: States of the records.
+        pinned_states: Those of them that are locked.
+        request: The request that a walk is on behalf of, for hosts that walk in several steps; None for
+            nobody.
+        counters: Counts of the evictions.
+    """
+
+    __slots__ = (
+        "_also",
+        "_attach",
+        "_consume",
+        "_defer",
+        "_detach",
+        "_dropped",
+        "_finish",
+        "_guard",
+        "_hooks",
+        "_insert",
+        "_make_order",
+        "_measure",
+        "_refresh",
+        "_remove",
+        "_serial",
+        "_split",
+        "_touch",
+        "_trim",
+        "_unlock",
+        "_use",
+        "book",
+        "cached",
+        "capacity",
+        "clock",
+        "counters",
+        "flat",
+        "live",
+        "lower_tier",
+        "name",
+        "page_size",
+        "pinned",
+        "pinned_states",
+        "request",
+        "reserved",
+        "root",
+        "state_units",
+        "states",
+        "take",
+        "token_units",
+        "unit",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        take: Callable[[Victim, int], int | Refused],
+        make_order: Callable[[tuple[PoolState, ...]], tuple[str, Any]] | None,
+        hooks: HookGuard,
+        *,
+        unit: str = "tokens",
+        page_size: int = 1,
+        capacity: int = 0,
+        token_units: int = 1,
+        state_units: int = 0,
+        measure: Callable[[], PoolState] | None = None,
+        clock: Clock | None = None,
+        flat: bool = False,
+        lower_tier: bool = False,
+        also: Sequence[Pool] = (),
+    ) -> None:
+        """Make an empty pool.
+
+        Args:
+            name: Name of the pool.
+            take: Frees a victim, or as little of its tail as ``take(victim, units)`` asks for; it calls
+                :meth:`trim`, :meth:`remove` or :meth:`detach`. Returns the units freed, or why none were.
+            make_order: Makes a new order from the state of this pool and of those in ``also``, and gives its
+                name; None for a pool that another one names in its ``also``.
+            hooks: The plugin's eviction hooks.
+            unit: The unit of all counts.
+            page_size: Tokens per page.
+            capacity: Units that the pool has.
+            token_units: Units of this pool that a cached token takes.
+            state_units: Units that a cached state takes.
+            measure: Gives the state of the pool, for a host that keeps the counts itself.
+            clock: Logical time; a clock of its own by default.
+            flat: Records are leaves under the root, whatever their depth.
+            lower_tier: A copy of another pool's memory on a slower tier: requests end in that one.
+            also: Pools whose memory is at the ends of this one's nodes, ranked by the same order.
+        """
+        self.name = name
+        self.unit = unit
+        self.page_size = page_size
+        self.capacity = capacity
+        self.token_units = token_units
+        self.state_units = state_units
+        self.reserved = 0
+        self.clock = Clock() if clock is None else clock
+        self.take = take
+        self.flat = flat
+        self.lower_tier = lower_tier
+        self.counters: EvictionCounters = hooks.counters
+        self.book: Pool = self
+        self._make_order = make_order
+        self._hooks = hooks
+        self._measure = measure
+        self._also = tuple(also)
+        self._serial = 0
+        self._dropped = 0
+        self._guard: OrderGuard
+        self._forget()
+        for other in also:
+            other.book = self
+        if make_order is not None:
+            self._start()
+
+    def _forget(self) -> None:
+        self.live: dict[int, NodeRecord] = {}
+        self.root = NodeRecord(0, None, 0, 0)
+        self.request: RequestRecord | None = None
+        self.cached = self.pinned = self.states = self.pinned_states = 0
+
+    def _start(self) -> None:
+        if self._make_order is not None:
+            self.rank_by(*self._make_order((self.state(), *(pool.state() for pool in self._also))))
+
+    def rank_by(self, name: str, order: VictimOrder) -> None:
+        """Evict by an order that was made elsewhere. The pool must be empty."""
+        self._guard = OrderGuard(name, order, self.records, self._listen)
+        self._listen(order)
+
+    def _listen(self, order: VictimOrder) -> None:
+        """Send events to ``order`` from now on: None marks those that it does not handle."""
+        self._insert: Any = overridden(order, "insert")
+        self._use: Any = overridden(order, "use")
+        self._touch: Any = overridden(order, "touch")
+        self._refresh: Any = overridden(order, "refresh")
+        self._split: Any = overridden(order, "split")
+        self._trim: Any = overridden(order, "trim")
+        self._remove: Any = overridden(order, "remove")
+        self._unlock: Any = overridden(order, "unlock")
+        self._attach: Any = overridden(order, "attach")
+        self._detach: Any = overridden(order, "detach")
+        self._consume: Any = overridden(order, "consume")
+        self._finish: Any = overridden(order, "finish")
+        self._defer: Any = overridden(order, "defer")
+
+    def _failed(self, event: str, error: Exception) -> None:
+        """Drop the order, whose handler raised. The records are up to date, so LRU can start from them."""
+        self._guard.drop(f"{event} raised", error)
+
+    def reset(self) -> None:
+        """Forget all records and start the policy afresh; logical time, counters and capacity stay."""
+        if self.book is not self:
+            return  # follows the pool that has the records
+        self._dropped += self._guard.fallbacks
+        for record in self.live.values():
+            record.parent = None
+            record.state = None
+            record.live_children = record.locks = record.pins = 0
+        self._forget()
+        self._start()
+
+    # -- facts -------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy in force: ``"lru"`` after a fallback."""
+        return self.book._guard.name
+
+    @property
+    def order(self) -> VictimOrder:
+        """The order in force."""
+        return self.book._guard.order
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether the order was dropped for LRU since the last reset."""
+        return self.book._guard.fallbacks > 0
+
+    @property
+    def fallbacks(self) -> int:
+        """Orders of this pool that were dropped for LRU since the start."""
+        return self._dropped + self._guard.fallbacks if self.book is self else 0
+
+    @property
+    def used(self) -> int:
+        """Units that the cache takes."""
+        book = self.book
+        return book.cached * self.token_units + book.states * self.state_units
+
+    @property
+    def evictable(self) -> int:
+        """Cached units that no lock protects: all of them can be evicted, leaf by leaf."""
+        book = self.book
+        return (book.cached - book.pinned) * self.token_units + (
+            book.states - book.pinned_states
+        ) * self.state_units
+
+    @property
+    def free(self) -> int:
+        """Units that nobody uses; below 0 if the host has reserved more than there are."""
+        return self.capacity - self.used - self.reserved
+
+    def state(self) -> PoolState:
+        """The pool at this moment."""
+        if self._measure is not None:
+            return self._measure()
+        capacity, reserved = self.capacity, self.reserved
+        free = capacity - self.used - reserved
+        return _pool_state((self.name, self.unit, capacity, free, self.evictable, reserved, self.page_size))
+
+    def records(self) -> list[NodeRecord]:
+        """All records, in order of creation."""
+        return list(self.live.values())
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def begin(self) -> RequestRecord:
+        """Begin a request."""
+        clock = self.clock
+        return RequestRecord(clock.begin(), clock.in_seconds)
+
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        """A request ended."""
+        heard = self._finish
+        if heard is not None:
+            try:
+                heard(request, info)
+            except Exception as error:
+                self._failed("finish", error)
+
+    # -- matched -----------------------------------------------------------------------------
+
+    def use(self, path: Iterable[NodeRecord], request: RequestRecord | None, *, again: bool = True) -> None:
+        """A walk matched these records, parents first; the host has counted it in ``clock.accesses``.
+
+        Each record counts one use per request.
+
+        Args:
+            path: The records.
+            request: The request that walked; None if nobody uses them now, such as a waiting request's prefix
+                that is kept recent.
+            again: Records that the request had used before are touched; False only refreshes them, as by a
+                server that looks up a waiting request many times.
+        """
+        recency, refresh = self.clock.accesses, self._refresh
+        record: NodeRecord | None = None
+        if request is None:
+            for record in path:
+                record.recency = recency
+                if refresh is not None:
+                    try:
+                        refresh(record)
+                    except Exception as error:
+                        self._failed("refresh", error)
+                        refresh = self._refresh
+            return
+        use, touch, now, counted = self._use, self._touch, self.clock.now, request.counted
+        for record in path:
+            record.recency = recency
+            end = record.depth + record.tokens
+            if end > counted:
+                record.uses += 1
+                record.last_use = now
+                request.counted = counted = end
+                if use is not None:
+                    try:
+                        use(record)
+                    except Exception as error:
+                        self._failed("use", error)
+                        use, touch, refresh = self._use, self._touch, self._refresh
+            elif not again:
+                if refresh is not None:
+                    try:
+                        refresh(record)
+                    except Exception as error:
+                        self._failed("refresh", error)
+                        use, touch, refresh = self._use, self._touch, self._refresh
+                continue
+            if touch is not None:
+                try:
+                    touch(record)
+                except Exception as error:
+                    self._failed("touch", error)
+                    use, touch, refresh = self._use, self._touch, self._refresh
+        if record is not None and not self.lower_tier:
+            _reached(request, record)
+
+    def refresh(self, record: NodeRecord) -> None:
+        """The recency or the priority of a record changed without a use; the host has set it."""
+        heard = self._refresh
+        if heard is not None:
+            try:
+                heard(record)
+            except Exception as error:
+                self._failed("refresh", error)
+
+    def raise_priority(self, record: NodeRecord, priority: int) -> None:
+        """Give a record and its ancestors this priority if theirs is lower."""
+        current = record
+        while current.parent is not None:
+            if current.priority < priority:
+                current.priority = priority
+                self.refresh(current)
+            current = current.parent
+
+    # -- made --------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        record: NodeRecord,
+        request: RequestRecord | None = None,
+        *,
+        priority: int = 0,
+        history: NodeRecord | None = None,
+        locks: int = 0,
+    ) -> None:
+        """A node was cached, as a leaf.
+
+        Args:
+            record: Its new record, with tokens, depth, and the record of its parent; None stands for the
+                root.
+            request: The request that made it.
+            priority: The request's priority.
+            history: Record of the same tokens on another tier, or of the same prefix before; its history goes
+                on.
+            locks: 1 if the node is made under a lock.
+        """
+        clock = self.clock
+        parent = record.parent
+        if parent is None:
+            parent = record.parent = self.root
+        self._serial = record.serial = serial = self._serial + 1
+        self.live[serial] = record
+        parent.live_children += 1
+        self.cached += record.tokens
+        record.locks = locks
+        if history is None:
+            record.uses = 1
+            record.last_use = clock.now
+            record.recency = record.created = clock.accesses
+            record.priority = priority
+            if request is not None:
+                record.creator = request.number
+                end = record.depth + record.tokens
+                request.counted = max(request.counted, end)
+        else:
+            record.inherit(history)
+            record.priority = max(priority, history.priority)
+        if request is not None and not self.lower_tier:
+            _reached(request, record)
+        heard = self._insert
+        if heard is not None:
+            try:
+                heard(record)
+            except Exception as error:
+                self._failed("insert", error)
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord, *, locked: bool | None = None) -> None:
+        """The first tokens of a node became a node of their own.
+
+        Args:
+            prefix: The new record, with the depth and the tokens that it takes.
+            tail: The record of the node, which keeps its identity, its state and its pins.
+            locked: Whether the prefix is locked; as the tail is by default.
+        """
+        parent, tokens = tail.parent, prefix.tokens
+        self._serial = prefix.serial = serial = self._serial + 1
+        self.live[serial] = prefix
+        prefix.parent = parent
+        prefix.inherit(tail)
+        prefix.locks = int(tail.locks > 0 if locked is None else locked)
+        if self.flat:
+            self.root.live_children += 1
+        else:
+            tail.parent = prefix
+            prefix.live_children = 1
+        tail.depth += tokens
+        tail.tokens -= tokens
+        heard = self._split
+        if heard is not None:
+            try:
+                heard(prefix, tail)
+            except Exception as error:
+                self._failed("split", error)
+
+    # -- freed -------------------------------------------------------------------------------
+
+    def trim(self, record: NodeRecord, tokens: int) -> None:
+        """The last ``tokens`` tokens of a victim were freed, but not all."""
+        record.tokens -= tokens
+        self.cached -= tokens
+        heard = self._trim
+        if heard is not None:
+            try:
+                heard(record, tokens)
+            except Exception as error:
+                self._failed("trim", error)
+
+    def remove(self, record: NodeRecord) -> None:
+        """A node, and the state at its end, left the cache."""
+        parent = record.parent
+        if parent is not None:
+            parent.live_children -= 1
+        del self.live[record.serial]
+        self.cached -= record.tokens
+        state = record.state
+        if state is not None:
+            self.states -= 1
+        heard = self._remove
+        if heard is not None:
+            try:
+                heard(record)
+            except Exception as error:
+                self._failed("remove", error)
+        record.parent = record.state = None
+
+    # -- pinned ------------------------------------------------------------------------------
+
+    def pin(self, record: NodeRecord) -> None:
+        """Protect a record, its ancestors and its state from eviction until :meth:`unpin`."""
+        record.pins += 1
+        # A locked record holds one lock on its parent, so the walk ends at the first that was locked.
+        current: NodeRecord | None = record
+        while current is not None:
+            current.locks += 1
+            if current.locks > 1:
+                break
+            self.pinned += current.tokens
+            current = current.parent
+        state = record.state
+        if state is not None:
+            state.locks += 1
+            self.pinned_states += state.locks == 1
+
+    def unpin(self, record: NodeRecord) -> None:
+        """Undo one :meth:`pin` of a record."""
+        state = record.state
+        if state is not None and state.locks:
+            state.locks -= 1
+            self.pinned_states -= state.locks == 0
+        record.pins -= 1
+        current: NodeRecord | None = record
+        while current is not None:
+            current.locks -= 1
+            if current.locks:
+                return
+            self.pinned -= current.tokens
+            if current.parent is not None:
+                self._unlocked(current)
+            current = current.parent
+
+    def lock(self, record: NodeRecord) -> None:
+        """A record became locked, for a host that counts locks itself, on ancestors too."""
+        record.locks = 1
+
+    def unlock(self, record: NodeRecord) -> None:
+        """The last lock on a record went, for a host that counts locks itself."""
+        record.locks = 0
+        self._unlocked(record)
+
+    def _unlocked(self, record: NodeRecord) -> None:
+        heard = self._unlock
+        if heard is not None and not record.live_children:
+            try:
+                heard(record)
+            except Exception as error:
+                self._failed("unlock", error)
+
+    # -- states ------------------------------------------------------------------------------
+
+    def attach(self, record: NodeRecord, state: State) -> None:
+        """A state was kept at the end of a node; it is locked as the node itself is pinned."""
+        record.state = state
+        self.states += 1
+        if state.locks:
+            self.pinned_states += 1
+        heard = self._attach
+        if heard is not None:
+            try:
+                heard(record)
+            except Exception as error:
+                self._failed("attach", error)
+
+    def detach(self, record: NodeRecord) -> None:
+        """The state of a node was freed, and the node stays: a tombstone."""
+        state, record.state = record.state, None
+        if state is not None:
+            self.states -= 1
+            if state.locks:
+                self.pinned_states -= 1
+        heard = self._detach
+        if heard is not None:
+            try:
+                heard(record)
+            except Exception as error:
+                self._failed("detach", error)
+
+    def consume(self, record: NodeRecord, *, counts: bool = True) -> None:
+        """A request resumes from the state of a node.
+
+        Args:
+            record: A record with a state.
+            counts: Count a use; False if the same request did so before.
+        """
+        state, clock = record.state, self.clock
+        if state is None:
+            raise ValueError(f"{record!r} has no state to resume from")
+        state.recency = clock.accesses
+        if counts:
+            state.uses += 1
+            state.last_use = clock.now
+        heard = self._consume
+        if heard is not None:
+            try:
+                heard(record)
+            except Exception as error:
+                self._failed("consume", error)
+
+    # -- evictions ---------------------------------------------------------------------------
+
+    def reserve(self) -> int:
+        """Units that the free target leaves free, as the pool is now."""
+        return self._hooks.headroom(self.state())
+
+    def make_room(self, tokens: int, keep: NodeRecord, *, watermark: bool = True) -> int:
+        """Make room in a pool of tokens for more of them.
+
+        Args:
+            tokens: Tokens to add, whole pages.
+            keep: The record that the request matched: it stays, and so do its ancestors.
+            watermark: Also free up to the free target, if anything has to be evicted.
+
+        Returns:
+            Tokens that fit, whole pages: all, unless the pool is too small or too much of it is locked or
+            reserved.
+        """
+        shortfall = tokens - (self.capacity - self.cached - self.reserved)
+        if shortfall > 0:
+            self.evict(shortfall, watermark=watermark, keep=keep)
+            free = self.capacity - self.cached - self.reserved
+            if free < tokens:
+                return free // self.page_size * self.page_size
+        return tokens
+
+    def evict(
+        self, shortfall: SupportsIndex, *, watermark: bool = True, keep: NodeRecord | None = None
+    ) -> Eviction:
+        """Free at least ``shortfall`` units, or all that is evictable if that is less.
+
+        Args:
+            shortfall: Units needed beyond those that are free. Nothing happens at 0 or below.
+            watermark: Also free up to the free target, as serving does.
+            keep: A record that stays, and so do its ancestors.
+        """
+        book = self.book
+        missing = operator.index(shortfall)  # a server's counts may be numpy's
+        if missing <= 0:
+            return Eviction(self.name, book._guard.name, 0, 0, 0)
+        if keep is not None:
+            pinned = book._pin_briefly(keep)
+            eviction = self._evict(missing, watermark)
+            book._unpin_briefly(keep, pinned)
+            return eviction
+        return self._evict(missing, watermark)
+
+    def _pin_briefly(self, record: NodeRecord) -> bool:
+        """Pin a record for one eviction; returns whether its ancestors were left out.
+
+        They need no walk if nothing else is pinned: as long as the record stays, they have a child.
+        """
+        if self.pinned or self.flat or record.parent is None or record.state is not None:
+            self.pin(record)
+            return False
+        record.locks = 1
+        self.pinned = record.depth + record.tokens
+        return True
+
+    def _unpin_briefly(self, record: NodeRecord, briefly: bool) -> None:
+        if not briefly:
+            self.unpin(record)
+            return
+        record.locks = 0
+        self.pinned = 0
+        self._unlocked(record)
+
+    def _evict(self, missing: int, watermark: bool) -> Eviction:
+        state, hooks = self.state(), self._hooks
+        headroom = hooks.headroom(state) if watermark else 0
+        goal = min(hooks.adjusted(state, missing + headroom), state.evictable)
+        eviction = Eviction(self.name, self.book._guard.name, missing, headroom, goal)
+        if goal > 0:
+            self._free_victims(eviction)
+        counters = self.counters
+        counters.evictions += 1
+        counters.shortfall += missing
+        counters.evicted += eviction.freed
+        if eviction.freed < missing:
+            counters.short += 1
+        return eviction
+
+    def _free_victims(self, eviction: Eviction) -> None:
+        guard, take, goal, name, freed = self.book._guard, self.take, eviction.goal, self.name, 0
+        victims, trims = eviction._victims, 0
+        deferred: dict[int, Victim] = {}
+        locked = False
+        while freed < goal:
+            victim = guard.next_victim(name)
+            if victim is None:
+                if guard.fallbacks or not self._left_out(deferred, locked):
+                    break
+                guard.drop(f"it named no victim although {goal - freed} more units can be evicted")
+                continue
+            record, action, _ = victim
+            if deferred and record.serial in deferred:
+                if guard.fallbacks:
+                    break
+                guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
+                continue
+            end, uses, recency = record.depth + record.tokens, record.uses, record.recency
+            got = take(victim, goal - freed)
+            if not isinstance(got, Refused) and got > 0:
+                freed += got
+                trimmed = action is _DELETE and record.parent is not None
+                trims += trimmed
+                victims.append((record.serial, end - got, got, trimmed, uses, recency))
+            elif got is Refused.NOT_A_LEAF:
+                guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")
+            else:
+                locked |= got is Refused.LOCKED
+                deferred[record.serial] = victim
+        eviction.freed = freed
+        eviction.policy = guard.name
+        self.counters.victims += len(victims)
+        self.counters.trimmed += trims
+        self.counters.deferred += len(deferred)
+        for victim in deferred.values():
+            self.defer(victim)
+
+    def next_victim(self) -> Victim | None:
+        """Ask the order for a victim, for a host whose own walk evicts it; :meth:`defer` those that stay."""
+        return self.book._guard.next_victim(self.name)
+
+    def defer(self, victim: Victim) -> None:
+        """A victim was not evicted; the order may name it again from now on."""
+        book = self.book
+        heard = book._defer
+        if heard is not None:
+            try:
+                heard(victim)
+            except Exception as error:
+                book._failed("defer", error)
+
+    def _left_out(self, deferred: dict[int, Victim], locked: bool) -> bool:
+        """Whether an order that names nothing more has left out a node that could be evicted."""
+        if not deferred:
+            return True  # evictable units are left, and nothing stood in the way
+        # Only an order that names locked nodes is suspect: then it is worth a look at all of them.
+        records = self.book.live.values()
+        return locked and any(r.is_evictable and r.serial not in deferred for r in records)
+
+
+def _reached(request: RequestRecord, record: NodeRecord) -> None:
+    """Note the deepest node that a request used or made and that is still there: its end."""
+    end = request.end
+    if end is None or end.parent is None or record.depth + record.tokens >= end.depth + end.tokens:
+        request.end = record

@@ -1,0 +1,86 @@
+"""Changes to objects of SGLang, made in the objects of one cache: how slots are freed, and exact shortfalls.
+
+On the device SGLang evicts the shortfall. Two places of its host tier evict all that is asked for,
+though part of it is free: a pool's own reclaim, and room for the hits of a storage backend. They
+get a reclaim that asks for the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+
+__all__ = ["exact_reclaims", "slot_freer"]
+
+
+def slot_freer(allocator: Any) -> Callable[[Sequence[Any]], None]:
+    """Make a function that frees the slots of nodes, which are whole pages in the order of their tokens.
+
+    Returns:
+        A function that takes one tensor of slots per node, int64 of shape [tokens], and frees all of
+        them. The allocator's free list, and its order, are as after its own ``free_segment``.
+    """
+    import torch
+
+    if type(allocator) is TokenToKVPoolAllocator:
+        free = allocator.free
+
+        def free_at_once(parts: Sequence[Any]) -> None:
+            free(parts[0] if len(parts) == 1 else torch.cat(tuple(parts)))
+
+        return free_at_once
+
+    if type(allocator) is not PagedTokenToKVPoolAllocator or allocator.debug_mode:
+        free_segment = allocator.free_segment
+
+        def free_segments(parts: Sequence[Any]) -> None:
+            for slots in parts:
+                free_segment(slots, start_pos=0)
+
+        return free_segments
+
+    free_pages, divide, step = allocator.free_page_ids, torch.floor_divide, allocator.page_size
+    # A tensor, so that it is not made into one at each call.
+    page_size = torch.tensor(step)
+
+    def free_whole_pages(parts: Sequence[Any]) -> None:
+        if len(parts) == 1:
+            free_pages(divide(parts[0][::step], page_size))
+            return
+        pages = [slots[::step] for slots in parts]
+        if not allocator.need_sort and allocator.free_group is None:
+            pages.reverse()  # it puts freed pages before free ones
+        free_pages(divide(torch.cat(pages), page_size))
+
+    return free_whole_pages
+
+
+def exact_reclaims(cache: Any) -> None:
+    """Make a cache's host tier evict the difference to what is free, and no more."""
+    group, controller = cache.host_pool_group, cache.cache_controller
+    alloc, allocate_hit = group.alloc, controller.allocate_storage_hit
+
+    def alloc_exactly(
+        need_size: int, *, pool: Any = None, reclaim: Callable[[int], Any] | None = None, **more: Any
+    ) -> Any:
+        if reclaim is not None:
+            reclaim = _difference(reclaim, group.get_entry(pool).host_pool.available_size)
+        return alloc(need_size, pool=pool, reclaim=reclaim, **more)
+
+    def allocate_hit_exactly(*args: Any, evict_host: Callable[[int], Any], **more: Any) -> Any:
+        available = controller.mem_pool_host.available_size
+        return allocate_hit(*args, evict_host=_difference(evict_host, available), **more)
+
+    group.alloc = alloc_exactly
+    controller.allocate_storage_hit = allocate_hit_exactly
+
+
+def _difference(reclaim: Callable[[int], Any], available: Callable[[], int]) -> Callable[[int], Any]:
+    def reclaim_difference(demand: int) -> Any:
+        # With enough free, the allocation failed for something else that the same leaves have.
+        short = demand - available()
+        return reclaim(short if short > 0 else demand)
+
+    return reclaim_difference
