@@ -1,0 +1,1 @@
+"""The streams that ``benchmarks/decisions.py`` replays, one module a section."""
