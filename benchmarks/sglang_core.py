@@ -228,15 +228,15 @@ class Line:
         self.tokens = [10**7 + i for i in range(tokens)]
         self.page_size = page_size
         self.match_params, self.insert_params = MatchPrefixParams, InsertParams
-        self.held = torch.empty(0, dtype=torch.int64)
+        self.slots = torch.empty(0, dtype=torch.int64)
         for node in range(1, nodes + 1):
             end = tokens * node // nodes // page_size * page_size
-            self.held = torch.cat([self.held, self.allocator.alloc(end - len(self.held))])
+            self.slots = torch.cat([self.slots, self.allocator.alloc(end - len(self.slots))])
             have = cache.match_prefix(MatchPrefixParams(key=key(self.tokens[:end]))).device_prefix_len
             cache.insert(
-                InsertParams(key=key(self.tokens[:end]), value=self.held.clone(), prev_prefix_len=have)
+                InsertParams(key=key(self.tokens[:end]), value=self.slots.clone(), prev_prefix_len=have)
             )
-        self.end = len(self.held)
+        self.end = len(self.slots)
         self.number = 0
         found = cache.match_prefix(MatchPrefixParams(key=key(self.tokens)))
         check(found.device_prefix_len == self.end, "a full hit")
@@ -261,14 +261,14 @@ class Line:
 
     def whole(self) -> Operation:
         """Prepare a whole request whose tokens are all cached."""
-        return self._whole(self.tokens, self.held.clone())
+        return self._whole(self.tokens, self.slots.clone())
 
     def growing(self) -> Operation:
         """Prepare a whole request that adds a leaf of 64 tokens."""
         import torch
 
         first = 10**9 + self.number * LEAF
-        value = torch.cat([self.held, self.allocator.alloc(LEAF)])
+        value = torch.cat([self.slots, self.allocator.alloc(LEAF)])
         return self._whole([*self.tokens[: self.end], *range(first, first + LEAF)], value)
 
     def _whole(self, tokens: list[int], value: Any) -> Operation:
@@ -397,7 +397,7 @@ def machine(before: float, loops: list[float]) -> str:
     )
 
 
-def show(form: str, rows: list[Row], held: list[Demand], about: str) -> None:
+def show(form: str, rows: list[Row], limits: list[Demand], about: str) -> None:
     """Print all rows and limits."""
     if form == "json":
         print(
@@ -416,7 +416,7 @@ def show(form: str, rows: list[Row], held: list[Demand], about: str) -> None:
                             "at_least": d.at_least,
                             "holds": d.holds,
                         }
-                        for d in held
+                        for d in limits
                     ],
                 },
                 indent=2,
@@ -431,7 +431,7 @@ def show(form: str, rows: list[Row], held: list[Demand], about: str) -> None:
     asked = ["demand", "found", "wanted", ""]
     wanted = [
         [d.what, f"{d.found:.2f}", f"{'≥' if d.at_least else '≤'} {d.limit:g}", "" if d.holds else "missed"]
-        for d in held
+        for d in limits
     ]
     if form == "markdown":
         command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
@@ -485,8 +485,8 @@ def main() -> None:
         for leaves in (1000, 10_000) if options.quick else (1000, 10_000, 100_000):
             rows += evict(page_size, leaves, turns)
             loops.append(calibrate())
-    held = demands({row.name: row for row in rows})
-    show(options.form, rows, held, machine(before, loops))
+    limits = demands({row.name: row for row in rows})
+    show(options.form, rows, limits, machine(before, loops))
 
 
 if __name__ == "__main__":
