@@ -1,17 +1,17 @@
-# Every target sets up what it needs in .venv: a fresh machine needs make and Python >= 3.11 only.
+# Every target sets up what it needs in .venv: a fresh machine needs only make and Python >= 3.11.
 #
-#   make demo    replay a generated workload under four policies; ends with a table and a report
-#   make test    format, lint, types, import contracts and tests
-#   make test-sglang  the adapter's tests, on real SGLang classes and Engines on the CPU
-#   make compiled   the package with its core compiled, in build/compiled
-#   make test-compiled  the tests of the core and of the adapter, on the compiled package
-#   make dist    wheels and sdists of the four distributions in dist/
-#   make bench   the benchmarks
+#   make demo    replay a generated workload under four policies and the optimum; writes a report
+#   make test    check format, lint, types and import contracts, and run the tests
+#   make test-sglang  run the adapter's tests, on real SGLang classes and Engines on the CPU
+#   make compiled   build the package with its core compiled, in build/compiled
+#   make test-compiled  run the tests of the core and of the adapter on the compiled package
+#   make dist    build wheels and sdists of the four distributions in dist/
+#   make bench   run the benchmarks
 #   make clean   remove .venv and everything built
 
 PYTHON ?= python3
-# An exact release, so that tests give the same result tomorrow. Set TORCH_INDEX_URL to install it
-# from another index, of builds without CUDA for example.
+# An exact release, so that tests give the same result tomorrow. TORCH_INDEX_URL names another index,
+# for example one of builds without CUDA.
 TORCH_VERSION ?= 2.13.0
 TORCH_INDEX_URL ?=
 PYTEST_ARGS ?=
@@ -25,11 +25,11 @@ BIN := $(VENV)/bin
 COMPILED := build/compiled
 PLUGINS := plugins/mla plugins/mha plugins/mamba_seglen
 PYPROJECTS := pyproject.toml costcache/_version.py $(PLUGINS:%=%/pyproject.toml)
-# All four in one call: they pin each other's version and no index needs to have them.
+# All four in one call: they pin each other's version, and so no index needs to have them.
 EDITABLE := $(PLUGINS:%=-e %)
-# An editable install is never compiled, so it need not fetch what compiles.
+# An editable install is never compiled, so it need not fetch build tools.
 EDIT := COSTCACHE_COMPILE=0
-# Archives hold the commit's time, so that building a commit twice gives the same bytes.
+# Archives carry the commit's time, so that building a commit twice gives the same bytes.
 SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),1577836800)
 export SOURCE_DATE_EPOCH
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -38,7 +38,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@sed -n '3,10s/^# *//p' Makefile
 
-# Stamps, from the least to the most: an interpreter, the program, the developers' tools.
+# Stamp files, each building on the one before: an interpreter, the program, the developers' tools.
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("costcache needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": set PYTHON")'
 	$(PYTHON) -m venv --clear $(VENV)
@@ -76,7 +76,7 @@ format: $(VENV)/.dev
 test: lint
 	HYPOTHESIS_PROFILE=ci $(BIN)/pytest $(PYTEST_ARGS)
 
-# SGLang pins CUDA builds of its own dependencies; its tree, pools and CPU Engine need only those listed.
+# SGLang pins CUDA builds of its dependencies; its tree, pools and CPU Engine need only those listed here.
 $(SGLANG_VENV)/.sglang: pyproject.toml tests/sglang/requirements.txt Makefile
 	$(PYTHON) -m venv --clear $(SGLANG_VENV)
 	$(SGLANG_BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
@@ -87,15 +87,15 @@ $(SGLANG_VENV)/.sglang: pyproject.toml tests/sglang/requirements.txt Makefile
 
 test-sglang: $(SGLANG_VENV)/.sglang
 	@mkdir -p build
-	@# The Engines start slowly and mostly wait: beside the other tests they take no time of their own.
+	@# The Engines start slowly and mostly wait, so run in parallel with the other tests they cost no extra time.
 	export HYPOTHESIS_PROFILE=ci; \
 	$(SGLANG_BIN)/python -m pytest tests/sglang -m engine -p no:cacheprovider $(PYTEST_ARGS) >build/engine-tests.log 2>&1 & \
 	engines=$$!; status=0; \
 	$(SGLANG_BIN)/python -m pytest tests/sglang -m "not engine" $(PYTEST_ARGS) || status=1; \
 	wait $$engines || status=1; cat build/engine-tests.log; exit $$status
 
-# In a folder of its own, it stands in front of the plain package for whatever has the folder in PYTHONPATH.
-# Not with "python -m", which puts this folder in front of both.
+# In a folder of its own, the compiled package shadows the plain one wherever PYTHONPATH names that folder,
+# but not under "python -m", which puts the current folder before both.
 $(COMPILED)/.built: $(VENV)/.python pyproject.toml hatch_build.py $(shell find costcache -name '*.py')
 	rm -rf $(COMPILED)
 	COSTCACHE_COMPILE=1 $(BIN)/pip install --quiet --no-deps --target $(COMPILED) .
@@ -108,8 +108,8 @@ test-compiled: $(VENV)/.dev $(SGLANG_VENV)/.sglang $(COMPILED)/.built
 	$(BIN)/pytest tests/unit tests/property tests/cases -p no:cacheprovider $(PYTEST_ARGS) && \
 	$(SGLANG_BIN)/pytest tests/sglang -m "not engine" -p no:cacheprovider $(PYTEST_ARGS)
 
-# The wheel of each is built from its sdist, which shows that the sdist is complete. What compiles is not among
-# the developers' tools: the build gets it for itself.
+# Each wheel is built from its sdist, which proves that the sdist is complete. The build tools are not among the
+# developers' tools: the build fetches them itself.
 dist: $(VENV)/.build
 	rm -rf dist
 	$(BIN)/python -m build $(if $(filter 0,$(COSTCACHE_COMPILE)),--no-isolation) --outdir dist .

@@ -1,8 +1,8 @@
-"""Compiles the core with mypyc where that can be done: the same code, up to twice as fast.
+"""Compiles the core with mypyc if possible: the same code, up to twice as fast.
 
-The variable ``COSTCACHE_COMPILE`` decides: 0 never compiles, 1 fails where it cannot be done, and without it
-what cannot be compiled is installed as plain Python. The plugin ``hatch-mypyc`` would not do: it leaves what
-it built among the sources, where it would hide every later change of them, and moves ``pyproject.toml`` away
+The variable ``COSTCACHE_COMPILE`` decides: 0 never compiles, 1 fails if compiling is not possible, and
+without it the package falls back to plain Python. The plugin ``hatch-mypyc`` is not used: it leaves its
+output among the sources, where it would shadow every later change of them, and moves ``pyproject.toml`` away
 while it works.
 """
 
@@ -35,32 +35,32 @@ ARGUMENTS = ["--config-file=", "--follow-imports=silent", "--ignore-missing-impo
 extensions = mypycify([*ARGUMENTS, *MODULES], group_name="costcache", opt_level="3", debug_level="0")
 if os.name == "posix":
     for extension in extensions:
-        # Plain Python fuses no operations either: what is computed must not depend on the processor.
+        # Plain Python fuses no operations either: results must not depend on the processor.
         extension.extra_compile_args.append("-ffp-contract=off")
 setup(name="costcache-compiled", packages=[], ext_modules=extensions)
 """
 
 
 class CompileHook(BuildHookInterface[Any]):
-    """Adds the compiled modules to a wheel, each next to its source, and the library that all of them use."""
+    """Adds the compiled modules to a wheel, each next to its source, and the library that they share."""
 
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def dependencies(self) -> list[str]:
-        """What is needed to compile. The kind of build is not known here: editable ones get it as well."""
+        """Return the build tools. The kind of build is not known here: editable ones get them too."""
         tools: list[str] = self.config["tools"]
         return [] if _value() == "0" else tools
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile in a copy, and add what comes of it."""
+        """Compile a copy of the package, and add the result to the wheel."""
         value = _value()
         if value == "0":
             return
         if version == "editable":
             if value == "1":
                 raise ValueError(
-                    f"{VARIABLE} is 1: an editable install is not compiled, since it would not see changes; "
-                    "leave out -e, or the variable"
+                    f"{VARIABLE} is 1: an editable install is not compiled, since it would not see "
+                    "your changes; leave out -e, or the variable"
                 )
             return
         try:
@@ -75,7 +75,7 @@ class CompileHook(BuildHookInterface[Any]):
         build_data["force_include"].update(built)
 
     def _compiled(self) -> dict[str, str]:
-        """Where the compiled modules are, and where they belong in the wheel."""
+        """Compile; returns the compiled modules' paths, and their places in the wheel."""
         missing = _missing()
         if missing:
             raise CompileError(f"costcache was not compiled: {missing}.")
@@ -100,7 +100,7 @@ class CompileHook(BuildHookInterface[Any]):
         return {str(path): str(path.relative_to(copy)) for path in built}
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 # fixed by hatchling
-        """Drop the copy."""
+        """Delete the copy."""
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -119,15 +119,15 @@ def _value() -> str:
 
 
 def _missing() -> str | None:
-    """What this machine lacks, as far as that is seen without trying."""
+    """Say what this machine lacks for compiling, as far as can be told without trying."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return "compiled modules are for CPython with its global lock"
+        return "compiled modules need CPython with its global interpreter lock"
     if os.name == "posix":
         compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
         if shutil.which(compiler) is None:
-            return f"there is no C compiler {compiler!r} (another one is taken from the variable CC)"
+            return f"there is no C compiler {compiler!r} (set the variable CC to use another)"
         if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-            return f"there is no Python.h in {sysconfig.get_path('include')} (in Debian's python3-dev)"
+            return f"there is no Python.h in {sysconfig.get_path('include')} (Debian has it in python3-dev)"
     return None
 
 

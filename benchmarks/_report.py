@@ -1,4 +1,4 @@
-"""What the benchmarks share: a calibration of the machine, medians, and three ways to print them."""
+"""Shared by the benchmarks: calibration of the machine, medians, and three formats to print them in."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Figure", "Report", "calibrate", "check", "load", "recorded_traces", 
 
 
 BUSY = 0.7
-"""Load average from which other work is in the way."""
+"""Load average from which other work disturbs the measurement."""
 
 
 def calibrate(repeats: int = 200) -> float:
-    """Microseconds, as a median, of a loop of 1,000 dict look-ups and additions in pure Python.
+    """Median microseconds of a loop of 1,000 dict look-ups and additions in pure Python.
 
-    A figure over this one is about the same on a fast and a slow machine.
+    A figure divided by this one is about the same on a fast and on a slow machine.
     """
     table = {i: i for i in range(1000)}
     times = []
@@ -43,13 +43,13 @@ def load() -> float:
 
 
 def recorded_traces() -> Path:
-    """Where the recorded traces would be."""
+    """Folder of the recorded traces: ``$COSTCACHE_TRACES``, or ``../shared/traces``. It may not exist."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "traces"
     return Path(os.environ.get("COSTCACHE_TRACES", beside))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> None:
-    """Print a table of which the first ``texts`` columns are text."""
+    """Print a Markdown table whose first ``texts`` columns are text and whose others are numbers."""
     print("| " + " | ".join(headings) + " |")
     print("|---" * texts + "|---:" * (len(headings) - texts) + "|")
     for row in rows:
@@ -58,9 +58,13 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1
 
 
 def check(holds: bool, what: str) -> None:
-    """End the benchmark where it does not measure what it says."""
+    """End the benchmark if it does not measure what it claims to.
+
+    Raises:
+        RuntimeError: If the condition does not hold; the message names what was expected.
+    """
     if not holds:
-        raise RuntimeError(f"the benchmark is wrong: not {what}")
+        raise RuntimeError(f"the benchmark does not measure what it claims to: expected {what}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Figure:
         name: What was measured.
         value: The figure, in the report's unit.
         ratio: The figure in calibration loops.
-        wanted: The value aimed at, None where there is none.
+        wanted: The target value; None without one.
         more: Further columns.
     """
 
@@ -83,7 +87,7 @@ class Figure:
 
 
 class Report:
-    """Figures of one run, with what is known of the machine."""
+    """Figures of one run, with facts about the machine."""
 
     def __init__(self, title: str, unit: str, *, higher_is_better: bool = False) -> None:
         self.title = title
@@ -94,9 +98,9 @@ class Report:
         self._calibrations = [calibrate()]
 
     def add(self, name: str, value: float, wanted: float | None = None, **more: float) -> None:
-        """Add a figure; its ratio is in calibration loops per figure or, for a rate, per item.
+        """Add a figure. Its ratio is in calibration loops or, for a rate, in calibration loops per item.
 
-        The loop is run anew each time, since a shared machine is not equally fast all the time.
+        The loop runs again each time, since the speed of a shared machine varies.
         """
         loop = calibrate(30)
         self._calibrations.append(loop)
@@ -104,9 +108,9 @@ class Report:
         self.figures.append(Figure(name, value, ratio, wanted, more))
 
     def add_times(self, name: str, nanoseconds: list[int], wanted: float | None = None) -> None:
-        """Add the median of single times, and what the fastest tenth of them stay under.
+        """Add the median of single times, and the bound that the fastest tenth of them stay under.
 
-        The two are far apart where the machine was disturbed, by its host if not by its own load.
+        The two are far apart if the machine was disturbed, by its own load or by its host.
         """
         times = sorted(nanoseconds)
         fast = times[len(times) // 10] / 1000
@@ -114,11 +118,11 @@ class Report:
 
     @property
     def calibration(self) -> float:
-        """Microseconds of the calibration loop, the median over the run."""
+        """Median microseconds of the calibration loop over the run."""
         return statistics.median(self._calibrations)
 
     def machine(self) -> dict[str, object]:
-        """Build, processor, Python, load and calibration."""
+        """Facts about the machine: build, processor, Python, load and calibration."""
         cpuinfo = Path("/proc/cpuinfo")
         lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
         models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -163,14 +167,14 @@ class Report:
 
     def _about(self) -> str:
         about = self.machine()
-        busy = self._load >= BUSY or load() >= 1 + BUSY  # at the end the benchmark itself makes 1
+        busy = self._load >= BUSY or load() >= 1 + BUSY  # at the end the benchmark itself is a load of 1
         return (
             f"costcache {about['costcache']}; {about['processor']}, {about['cores']} cores, "
             f"Python {about['python']}; "
             f"load {self._load:.2f} at the start and {load():.2f} at the end; "
             f"calibration loop {self.calibration:.1f} µs, from {min(self._calibrations):.1f} to "
             f"{max(self._calibrations):.1f}"
-            + ("; the machine was busy with other work, and the figures are worse for it" if busy else "")
+            + ("; the machine was busy with other work, which makes the figures worse" if busy else "")
         )
 
     def _table(self) -> None:

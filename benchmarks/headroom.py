@@ -1,12 +1,12 @@
-"""What free space costs: token hit rates at several free targets, beside a published claim.
+"""The cost of headroom: token hit rates at several free targets, beside a published claim.
 
     python benchmarks/headroom.py [--requests 20000] [--seed 0] [--jobs 1] > benchmarks/results/headroom.md
 
 Four generated workloads with their defaults, LRU, pages of 16 tokens, prompts only, one request at a time.
-Each free target is asked of two models by their own plugins: of DeepSeek-V3 as
-``max(floor, headroom / compression_ratio)`` and of Llama-3-8B as ``headroom``. The script ends with an error
-where the two do not hit and evict the same tokens, where a pool that always keeps a share free does not find
-what a pool smaller by that share finds, or where a watermark finds less than that. Five minutes on one core.
+Two models get each free target through their own plugins: DeepSeek-V3 as
+``max(floor, headroom / compression_ratio)`` and Llama-3-8B as ``headroom``. The script fails if the two
+models do not hit and evict the same tokens, if a pool that always keeps a share free does not hit what a pool
+smaller by that share hits, or if a watermark hits less than that. Takes five minutes on one core.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ MHA = ModelSpec.preset("llama-3-8b")
 HEADROOM = 0.20
 
 CLAIMED = {"chat": (82.1, 93.2), "few-shot": (88.7, 96.3), "multi-turn": (90.3, 97.8), "random": (6.1, 6.8)}
-"""Hit rates in %, baseline and MLA-aware: https://github.com/Billy1900/RadixMLA, README.md, "Results"."""
+"""Claimed hit rates in %, before and after: https://github.com/Billy1900/RadixMLA, README.md, "Results"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A share of the pool to leave free, and how each model's plugin is told of it."""
+    """A share of the pool to leave free, and the settings that ask each model's plugin for it."""
 
     name: str
     share: float
@@ -48,7 +48,7 @@ class Target:
 
 
 def targets() -> list[Target]:
-    """20 %, the claim's formula, the claim's README."""
+    """Build the free targets: 20 %, the claim's formula, the claim's README."""
 
     def target(name: str, share: float, floor: float) -> Target:
         return Target(
@@ -70,12 +70,12 @@ class Row:
     """One workload at one pool size; all rates in %.
 
     Attributes:
-        pool: The pool, in % of the distinct whole pages.
-        tokens: The pool in tokens.
-        exact: Evicting the exact shortfall.
-        always: By target, the target restored after every request.
-        watermark: By target, freed down to the target by an eviction that has a shortfall.
-        evictions: Evictions with a shortfall: at the exact shortfall, then with a watermark by target.
+        pool: Pool in % of the distinct whole pages.
+        tokens: Pool in tokens.
+        exact: Hit rate if exactly the shortfall is evicted.
+        always: Hit rate by target, if the target is restored after every request.
+        watermark: Hit rate by target, if only an eviction with a shortfall frees up to the target.
+        evictions: Evictions with a shortfall: exactly the shortfall, then by target with a watermark.
     """
 
     pool: int
@@ -87,7 +87,7 @@ class Row:
 
 
 def measure(trace: Trace, jobs: int) -> list[Row]:
-    """Replay one workload everywhere."""
+    """Replay one workload at every pool size and free target, on both models."""
     served = Deployment(page_size=PAGE)
     simulators = {model.name: Simulator(trace, model, served) for model in (MLA, MHA)}
     distinct = trace.distinct_pages(PAGE)
@@ -112,8 +112,8 @@ def measure(trace: Trace, jobs: int) -> list[Row]:
         watermarks, always_free = mha[1 : 1 + len(wanted)], mha[1 + len(wanted) :]
         for target, kept, watermark in zip(wanted, always_free, watermarks, strict=True):
             smaller = simulators[MHA.name].run(exact, int(tokens * (1 - target.share)) // PAGE * PAGE)
-            check(kept.hit_tokens == smaller.hit_tokens, f"{target.name} free as a pool smaller by that")
-            check(watermark.hit_tokens >= kept.hit_tokens, "a watermark finding as much as always free")
+            check(kept.hit_tokens == smaller.hit_tokens, f"the hits of a pool smaller by {target.name}")
+            check(watermark.hit_tokens >= kept.hit_tokens, "a watermark to hit as much as always free")
         rows.append(
             Row(
                 percent,
@@ -137,13 +137,13 @@ def show(results: dict[str, tuple[float, list[Row]]]) -> None:
     """Print all tables in Markdown."""
     command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
     names = [target.name for target in targets()]
-    print(f"# Free space and token hit rates\n\n    {command}\n")
+    print(f"# Headroom and token hit rates\n\n    {command}\n")
     print(
         "Token hit rates in % under LRU: generated workloads with their defaults, pages of 16 tokens, "
-        "prompts only, one request at a time. The pool is in % of the distinct whole pages. "
+        "prompts only, one request at a time. Pools are in % of the distinct whole pages. "
         f"{MLA.name} and {MHA.name} gave the same hits and the same evicted tokens in every cell. For "
-        f"{MLA.name} at headroom 0.20, 5 % free is floor 0.05 (the claim's formula) and 0.28 % is floor 0 "
-        "(its README).\n"
+        f"{MLA.name} at headroom 0.20, 5 % free means floor 0.05 (the claim's formula), and 0.28 % means "
+        "floor 0 (its README).\n"
     )
     table(
         ["workload", "pool", *(f"{n} always" for n in names), *(f"{n} watermark" for n in names), "none"],
@@ -156,8 +156,9 @@ def show(results: dict[str, tuple[float, list[Row]]]) -> None:
     print("## Beside the claim\n")
     print(
         "Claimed: the table in the README of https://github.com/Billy1900/RadixMLA, hit rates in % without "
-        "and with its change. Measured: from 20 % to 5 % free at all times, its formula's difference, and "
-        "from 20 % to none; points of token hit rate, smallest to largest over the four pools.\n"
+        "and with its change. Measured: points of token hit rate gained by keeping 5 % free at all times "
+        "instead of 20 %, which is the difference that its formula makes, and by keeping none free instead "
+        "of 20 %; smallest to largest over the four pools.\n"
     )
     table(
         ["workload", "claimed before", "claimed after", "claimed gain, points", "20 % to 5 %", "20 % to none",
@@ -175,7 +176,7 @@ def show(results: dict[str, tuple[float, list[Row]]]) -> None:
             for name, (ideal, rows) in results.items()
         ],
     )  # fmt: skip
-    print("## Evictions with a shortfall: what headroom buys\n")
+    print("## What headroom buys: fewer evictions with a shortfall\n")
     table(
         ["workload", "pool", "none", *(f"{n} watermark" for n in names)],
         [
@@ -187,12 +188,12 @@ def show(results: dict[str, tuple[float, list[Row]]]) -> None:
 
 
 def span(values: list[float]) -> str:
-    """Smallest and largest."""
+    """Format the smallest and the largest value."""
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def main() -> None:
-    """Run all and print."""
+    """Run all replays and print the tables."""
     parser = argparse.ArgumentParser(description="Token hit rates at several free targets.")
     parser.add_argument("--requests", type=int, default=20_000, help="per workload; 20,000 by default")
     parser.add_argument("--seed", type=int, default=0, help="of the workloads; 0 by default")

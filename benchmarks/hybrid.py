@@ -1,12 +1,12 @@
-"""Models with states: which order of states and KV finds most, in one run.
+"""Hybrid models: which order of states and KV hits most, in one run.
 
     python benchmarks/hybrid.py [--seeds 0,1,2,3,4] [--traces DIR] [--quick] [--gaps recorded]
                                 [--only chat,agentic] [--shares 1,2] > benchmarks/results/hybrid.md
 
 Qwen3-Next (24,576 bytes of KV a token, 77 MB a state), pages of 512 tokens, prompts only, one request at a
-time. The memory is a share of the KV bytes of all distinct whole pages. "Separate" gives 47 % to states,
-as SGLang does by default; all others share one pool that is priced in bytes. The last column knows the future
-and is greedy: a bound in practice, not the optimum.
+time. Memory is a share of the KV bytes of all distinct whole pages. "Separate" gives 47 % of it to states, as
+SGLang does by default; all others use one shared pool, priced in bytes. "refresh consumed" is `consumed-lru`.
+The last column knows the future and is greedy: a bound in practice, not the optimum.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WEKA = "weka v6"
 def traces(
     folder: Path, seeds: list[int], quick: bool, gaps: Literal["answers", "recorded"]
 ) -> Iterator[tuple[str, list[Callable[[], Trace]]]]:
-    """Each trace by name, once per seed where it has one."""
+    """Yield each trace's name with its builders, one per seed if it has seeds."""
     yield "mooncake conversation", [lambda: load_trace(folder / "mooncake_conversation.jsonl.gz")]
     if not quick:
         weka = folder / "weka_cc_v6_global.jsonl.xz"
@@ -64,7 +64,7 @@ def traces(
 
 
 def rates(trace: Trace, share: int) -> list[float]:
-    """Token hit rates in %, one per column."""
+    """Measure the token hit rate in % of each column."""
     found = []
     served = Deployment(page_size=PAGE)
     capacity = trace.distinct_pages(PAGE) * PAGE * share // 100
@@ -76,20 +76,21 @@ def rates(trace: Trace, share: int) -> list[float]:
 
 
 def main() -> None:
-    """Run all and print."""
+    """Run all replays and print the tables."""
     parser = argparse.ArgumentParser(description="Orders of states and KV.")
-    parser.add_argument("--seeds", default="0,1,2,3,4", help="of the session starts; medians are printed")
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="of the session starts; the table has medians")
     parser.add_argument("--traces", type=Path, default=recorded_traces())
-    parser.add_argument("--quick", action="store_true", help="short workloads, and no Weka")
+    parser.add_argument("--quick", action="store_true", help="short workloads, without Weka")
     parser.add_argument(
-        "--gaps", choices=("answers", "recorded"), default="answers", help="Weka: as a replay's"
+        "--gaps", choices=("answers", "recorded"), default="answers", help="for Weka; as in a replay"
     )
     parser.add_argument("--only", help="workloads, separated by commas; all by default")
-    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="memory in %%")
+    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="memory in %%, with commas")
     options = parser.parse_args()
     shares = [int(share) for share in options.shares.split(",")]
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    print(f"# Models with states\n\n{(__doc__ or '').split('benchmarks/results/hybrid.md')[1].strip()}\n")
+    about = (__doc__ or "").split("benchmarks/results/hybrid.md")[1].strip()
+    print(f"# Hit rates of hybrid models\n\n{about}\n")
     print("| % of tokens found | memory | " + " | ".join(column[0] for column in COLUMNS) + " |")
     print("|---|---:" + "|---:" * len(COLUMNS) + "|")
     cells: dict[tuple[str, int], list[float]] = {}
@@ -119,7 +120,7 @@ def main() -> None:
 
 
 def demand(what: str, found: float, wanted: float) -> None:
-    """One line of the table of demands."""
+    """Print one line of the table of demands."""
     print(f"| {what} | {found:+.2f} | ≥ {wanted:+g} | {'' if found >= wanted else 'missed'} |")
 
 

@@ -1,16 +1,19 @@
-"""Hit rates of every policy beside the offline optimum, on recorded and generated workloads.
+"""Hit rates of every policy and of the offline optimum, on recorded and generated workloads.
 
     python benchmarks/policies.py [--quick] [--policies NAME ...] [--workloads NAME ...] [--pools PERCENT ...]
         [--whole] [--held-out] [--jobs 1] [--rows FILE] > benchmarks/results/policies.md
 
-The plain replay: prompts are cached, generated tokens are not, one request at a time. Pools are in % of the
-distinct whole pages: 512 tokens for Mooncake and Weka, 64 for RAGPulse, 16 for the rest. Recorded traces are
-in $COSTCACHE_TRACES or ../shared/traces; those that are missing are left out and named. Two shifts are
-replayed too: one trace after the other, and two at once. ``--whole`` adds the whole of Weka v6 at 1 and 2 %,
-with session starts of five seeds, under ``lru`` and ``hazard``: the seed in the middle counts. It all takes
-an hour and a half on one core; ``--quick`` replays the first 2,000 requests of each at 2 and 10 % under four
-policies in two minutes. ``--rows`` keeps what is measured in a file, and a run that was cut off goes on from
-there. ``--held-out`` replays workloads instead that no policy here was ever tuned on.
+Plain replay: prompts are cached, generated tokens are not, one request at a time. Pools are in % of the
+distinct whole pages, of 512 tokens for Mooncake and Weka, 64 for RAGPulse, 16 for the rest. Recorded traces
+are looked for in $COSTCACHE_TRACES, else in ../shared/traces; missing ones are named and skipped. Two shifts
+of traffic are replayed too: one trace after another, and two at once.
+
+``--whole`` adds the whole of Weka v6 at 1 and 2 % under ``lru`` and ``hazard``, with session starts of five
+seeds, of which the median seed counts. ``--held-out`` replays workloads that no policy here was tuned on
+instead. ``--rows`` saves each row to a file, and an interrupted run resumes from it.
+
+Everything takes an hour and a half on one core. ``--quick`` takes two minutes: the first 2,000 requests of
+each workload at 2 and 10 %, under four policies.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ MODEL = ModelSpec.preset("llama-3-8b")
 POOLS = (1, 2, 5, 10, 20, 50)
 SEEDS = range(5)
 ALLOWED = 0.3
+"""Points of hit rate that ``hazard`` may lose to LRU."""
 QUICK_POLICIES = ("lru", "lfu", "lhd", "hazard")
 WEKA_V6 = "weka_cc_v6_global.jsonl.xz"
 
@@ -60,7 +64,7 @@ HELD_OUT_FILES = {
     "gsm8k": ("gsm8k_original.tar.gz", 16),
 }
 HELD_OUT_SEED = 20
-"""Of generated workloads, and of session starts."""
+"""Seed of generated workloads, and of session starts."""
 
 LEAST_HITS = {
     ("mooncake conversation", 2): 14.8,
@@ -68,7 +72,7 @@ LEAST_HITS = {
     ("mooncake conversation", 10): 29.8,
     ("mooncake synthetic", 10): 27.2,
 }
-"""Hit rates of an earlier study in %; ``hazard`` may be under them by as much as is allowed."""
+"""Hit rates of an earlier study in %; ``hazard`` may be lower by at most ``ALLOWED``."""
 LEAST_GAP = {
     ("weka v6", 1): 45.0,
     ("weka v6", 2): 12.0,
@@ -76,12 +80,12 @@ LEAST_GAP = {
     ("few-shot", 5): 40.0,
     ("multi-turn", 5): 20.0,
 }
-"""Shares of the gap between LRU and the optimum in % that ``hazard`` is to close."""
+"""Share of the gap between LRU and the optimum, in %, that ``hazard`` should close."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One workload at one pool size: rates in %, of tokens and of FLOPs, by policy."""
+    """One workload at one pool size: rates in % by policy, of tokens hit and of FLOPs saved."""
 
     workload: str
     pool: int
@@ -90,11 +94,11 @@ class Row:
     flops: dict[str, float]
 
     def gain(self, policy: str) -> float:
-        """Points of hit rate over LRU."""
+        """Points of token hit rate over LRU."""
         return self.hits[policy] - self.hits["lru"]
 
     def gap(self, policy: str) -> float:
-        """Share of the gap between LRU and the optimum that a policy closes, in %."""
+        """Share of the gap between LRU and the optimum that a policy closes, in %; NaN if there is no gap."""
         room = self.hits["optimum"] - self.hits["lru"]
         return 100 * self.gain(policy) / room if room > 0.05 else float("nan")
 
@@ -102,21 +106,21 @@ class Row:
 def recorded(
     files: Mapping[str, tuple[str, int]], tokenizer: str | None = None
 ) -> Iterator[tuple[str, Callable[[], Trace], int]]:
-    """Name, how to read it, and page size of each of these files that is at hand; texts by a tokenizer."""
+    """Yield name, reader and page size of each of these files that exists; texts need a tokenizer."""
     for name, (file, page) in files.items():
         path = recorded_traces() / file
         if path.is_file():
             by = tokenizer if page == 16 else None
             yield name, lambda path=path, by=by: load_trace(path, tokenizer=by), page
         else:
-            print(f"{path} is missing: {name} is left out", file=sys.stderr)
+            print(f"{path} is missing: {name} is skipped", file=sys.stderr)
 
 
 def workloads(names: Sequence[str]) -> Iterator[tuple[str, Callable[[], Trace], int]]:
-    """Name, how to make it, and page size of each workload that is at hand."""
+    """Yield name, builder and page size of each available workload."""
     yield from recorded({name: file for name, file in FILES.items() if name in names})
     for name in WORKLOADS:
-        if name in names and name != "random":  # nothing in it is shared: all policies find nothing
+        if name in names and name != "random":  # it shares no prefix: no policy hits anything
             yield name, lambda name=name: generate(name), 16
     for name, build in (("few-shot, then chat", after), ("multi-turn and chat at once", together)):
         if name in names:
@@ -124,7 +128,7 @@ def workloads(names: Sequence[str]) -> Iterator[tuple[str, Callable[[], Trace], 
 
 
 def held_out() -> Iterator[tuple[str, Callable[[], Trace], int]]:
-    """Name, how to make it, and page size of each workload that was not looked at before."""
+    """Yield name, builder and page size of each held-out workload."""
     yield from recorded(HELD_OUT_FILES, "words")
     for name, workload in WORKLOADS.items():
         if name != "random":
@@ -143,21 +147,21 @@ def held_out() -> Iterator[tuple[str, Callable[[], Trace], int]]:
 
 
 def after() -> Trace:
-    """Few-shot, then chat."""
+    """Build a trace of few-shot, then chat."""
     first, second = generate("few-shot"), generate("chat")
     return joined("few-shot, then chat", first, second, float(first.timestamps[-1]))
 
 
 def together() -> Trace:
-    """Multi-turn and chat at once."""
+    """Build a trace of multi-turn and chat at once."""
     return joined(
         "multi-turn and chat at once", generate("multi-turn"), generate("chat"), 0.0
     ).in_time_order()
 
 
 def joined(name: str, first: Trace, second: Trace, start: float) -> Trace:
-    """Two traces of one block size, of which the second starts later and shares nothing with the first."""
-    check(first.block_size == second.block_size, "of one block size")
+    """Join two traces of one block size; the second begins at ``start`` and shares nothing with the first."""
+    check(first.block_size == second.block_size, "two traces of one block size")
     apart = int(first.ids.max()) + 1 - int(second.ids.min())
     return Trace(
         name=name,
@@ -170,8 +174,8 @@ def joined(name: str, first: Trace, second: Trace, start: float) -> Trace:
     )
 
 
-class Kept:
-    """Rows of a run that was cut off, and those of this one."""
+class SavedRows:
+    """Rows in a file, so that an interrupted run can resume."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -182,12 +186,12 @@ class Kept:
                 self._rows[row.workload, row.pool] = row
 
     def find(self, name: str, percent: int, policies: Sequence[str]) -> Row | None:
-        """The row of a cell, if it has all these policies."""
+        """Return the saved row of a cell, if it has all these policies."""
         row = self._rows.get((name, percent))
         return row if row is not None and set(policies) <= set(row.hits) else None
 
     def add(self, row: Row) -> None:
-        """Keep a row."""
+        """Save a row."""
         if self._path is not None:
             with self._path.open("a") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
@@ -200,9 +204,9 @@ def measure(
     pools: Sequence[int],
     policies: Sequence[str],
     jobs: int,
-    kept: Kept,
+    saved: SavedRows,
 ) -> list[Row]:
-    """Replay one workload everywhere."""
+    """Replay one workload at every pool size under every policy."""
     simulator = Simulator(trace, MODEL, Deployment(page_size=page))
     distinct = trace.distinct_pages(page)
     settings = {policy: Settings(policy=policy) for policy in (*policies, "optimum")}
@@ -213,7 +217,7 @@ def measure(
         tokens = distinct * percent // 100 * page
         if tokens < page:
             continue
-        row = kept.find(name, percent, policies)
+        row = saved.find(name, percent, policies)
         if row is not None:
             rows.append(row)
             continue
@@ -221,22 +225,22 @@ def measure(
         runs: dict[str, Run] = dict(zip(settings, sweep(simulator, cells, jobs=jobs), strict=True))
         hits = {policy: 100 * run.token_hit_rate for policy, run in runs.items()}
         flops = {policy: 100 * run.flops_saved_rate for policy, run in runs.items()}
-        check(all(rate <= hits["optimum"] + 1e-9 for rate in hits.values()), "under the optimum")
+        check(all(rate <= hits["optimum"] + 1e-9 for rate in hits.values()), "no policy above the optimum")
         rows.append(Row(name, percent, tokens, hits, flops))
-        kept.add(rows[-1])
+        saved.add(rows[-1])
         found = " ".join(f"{policy} {rate:.2f}" for policy, rate in hits.items())
         print(f"{name} at {percent} %: {found}", file=sys.stderr, flush=True)
     return rows
 
 
-def whole_weka(policies: Sequence[str], jobs: int, kept: Kept) -> list[Row]:
-    """The whole of Weka v6, medians over the seeds of its session starts."""
+def whole_weka(policies: Sequence[str], jobs: int, saved: SavedRows) -> list[Row]:
+    """Replay the whole of Weka v6; the rows are those of the median seed of session starts."""
     path = recorded_traces() / WEKA_V6
     if not path.is_file():
-        print(f"{path} is missing: weka v6 is left out", file=sys.stderr)
+        print(f"{path} is missing: weka v6 is skipped", file=sys.stderr)
         return []
     by_seed = [
-        measure(f"weka v6, seed {seed}", load_trace(path, seed=seed), 512, (1, 2), policies, jobs, kept)
+        measure(f"weka v6, seed {seed}", load_trace(path, seed=seed), 512, (1, 2), policies, jobs, saved)
         for seed in SEEDS
     ]
     rows = []
@@ -257,13 +261,13 @@ def whole_weka(policies: Sequence[str], jobs: int, kept: Kept) -> list[Row]:
 
 
 def show(rows: list[Row], policies: Sequence[str], *, aims: bool) -> None:
-    """Print all tables in Markdown, and if wanted what was aimed at."""
+    """Print all tables in Markdown, with those of the aims if ``aims``."""
     command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
-    where = " on workloads that nothing was tuned on" if "--held-out" in sys.argv else " of policies"
+    where = " on held-out workloads" if "--held-out" in sys.argv else " of policies"
     print(f"# Hit rates{where}\n\n    {command}\n")
     print(
         "Token hit rates in %, prompts only, one request at a time; pools in % of the distinct whole pages. "
-        '"Gap closed" is hazard\'s share of the way from LRU to the offline optimum.\n'
+        '"Gap closed" is the share of the gap between LRU and the offline optimum that hazard closes.\n'
     )
     shown = [*policies, "optimum"]
     table(
@@ -281,7 +285,7 @@ def show(rows: list[Row], policies: Sequence[str], *, aims: bool) -> None:
         ],
         2,
     )
-    print("## Losses and gains against LRU\n\nPoints of token hit rate over all rows above.\n")
+    print("## Losses and gains against LRU\n\nPoints of token hit rate against LRU, over all rows above.\n")
     others = [policy for policy in policies if policy != "lru"]
     table(
         ["policy", "worst", "where", "mean", "best"],
@@ -305,8 +309,11 @@ def show(rows: list[Row], policies: Sequence[str], *, aims: bool) -> None:
 
 
 def objectives(rows: list[Row]) -> None:
-    """Print what the two objectives save."""
-    print("## Objective flops\n\nPoints of FLOPs saved over LRU, in % of the FLOPs of all prefills.\n")
+    """Print the FLOPs that each of the two objectives saves."""
+    print(
+        "## FLOPs saved under either objective\n\n"
+        "Percentage points of the FLOPs of all prefills that hazard saves beyond LRU.\n"
+    )
     table(
         ["objective", "worst", "where", "mean"],
         [
@@ -323,7 +330,7 @@ def objectives(rows: list[Row]) -> None:
 
 
 def wanted(rows: list[Row]) -> None:
-    """Print what was aimed at and what was reached."""
+    """Print the aims and what was reached."""
     print("## Aims\n")
     lines = [
         ["never under LRU by more", f"{-ALLOWED:.1f}", f"{min(row.gain('hazard') for row in rows):+.2f}"]
@@ -346,8 +353,8 @@ def wanted(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Run all and print."""
-    parser = argparse.ArgumentParser(description="Hit rates of every policy beside the optimum.")
+    """Run all replays and print the tables."""
+    parser = argparse.ArgumentParser(description="Hit rates of every policy and of the optimum.")
     every = [*FILES, *(name for name in WORKLOADS if name != "random")]
     every += ["few-shot, then chat", "multi-turn and chat at once"]
     parser.add_argument("--quick", action="store_true", help="2,000 requests, 2 and 10 %%, four policies")
@@ -355,9 +362,11 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=every, metavar="NAME", help=", ".join(every))
     parser.add_argument("--pools", nargs="+", type=int, default=None, metavar="PERCENT")
     parser.add_argument("--whole", action="store_true", help="the whole of Weka v6 too, five seeds")
-    parser.add_argument("--held-out", action="store_true", help="workloads that nothing was tuned on")
+    parser.add_argument("--held-out", action="store_true", help="workloads on which nothing was tuned")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 1 by default")
-    parser.add_argument("--rows", type=Path, default=None, metavar="FILE", help="go on from what is in it")
+    parser.add_argument(
+        "--rows", type=Path, default=None, metavar="FILE", help="save rows, and resume from it"
+    )
     options = parser.parse_args()
     unknown = set(options.workloads) - set(every)
     if unknown:
@@ -365,15 +374,15 @@ def main() -> None:
     policies = options.policies or (QUICK_POLICIES if options.quick else BUILTIN)
     policies = ["lru", *(name for name in policies if name != "lru")]
     pools = options.pools or ((2, 10) if options.quick else POOLS)
-    kept = Kept(options.rows)
+    saved = SavedRows(options.rows)
     rows = []
     for name, build, page in held_out() if options.held_out else workloads(options.workloads):
         trace = build()
         if options.quick:
             trace = trace.take(np.arange(min(2000, len(trace))))
-        rows += measure(name, trace, page, pools, policies, options.jobs, kept)
+        rows += measure(name, trace, page, pools, policies, options.jobs, saved)
     if options.whole:
-        rows += whole_weka([name for name in policies if name in ("lru", "hazard")], options.jobs, kept)
+        rows += whole_weka([name for name in policies if name in ("lru", "hazard")], options.jobs, saved)
     show(rows, policies, aims=not options.quick)
 
 

@@ -1,14 +1,16 @@
-"""Medians of the generic cache's operations, on int64 arrays, through the public ``RadixCache``.
+"""Median times of the generic cache's operations, on int64 arrays, through the public ``RadixCache``.
 
     python benchmarks/radix.py [--json | --markdown] [--quick] [--policies NAME ...]
 
-An evict of one token frees one page. "One after another": nothing else happens between evicts, and
-the victims are leaves of many pages; the goal of 10 µs is for these. "Between requests": a leaf is
-touched before each pair of evicts and a new one inserted after it, so that the order has outdated
-places to correct and the memory is cold; one evict of a pair trims a leaf of two pages, the other
-removes what is left of it. "The order alone" is the part of these that the policy takes: from the tree's
-call to its return. A policy may leave the work of a touch to what comes next; so the first victim after a
-touch stands by itself as well.
+An eviction of one token frees one page.
+
+- "One after another": nothing else happens between evictions, and the victims are leaves of many pages. The
+  target of 10 µs is for these.
+- "Between requests": a leaf is touched before each pair of evictions and a new one inserted after it, so the
+  order has stale entries to correct and memory is cold. One eviction of a pair trims a leaf of two pages, the
+  other removes the rest of it.
+- "The order alone" is the policy's part of that, from the call of the order to its return. A policy may defer
+  the work of a touch until the next victim, so the first victim after a touch is listed separately too.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Tokens = NDArray[np.int64]
 
 
 def timed(operation: Callable[[], object], repeats: int) -> list[int]:
-    """Nanoseconds of each of many calls."""
+    """Time many calls, in nanoseconds each."""
     times = []
     for _ in range(repeats):
         start = perf_counter_ns()
@@ -43,7 +45,7 @@ def timed(operation: Callable[[], object], repeats: int) -> list[int]:
 
 
 def noting(call: Callable[..., Any], times: list[int], *, to_last: bool = False) -> Callable[..., Any]:
-    """``call``, with the nanoseconds that it takes put into a list, or added to the last ones there."""
+    """Wrap ``call``: its nanoseconds are appended to ``times``, or added to the last entry."""
 
     def timed_call(*arguments: Any) -> Any:
         start = perf_counter_ns()
@@ -59,18 +61,18 @@ def noting(call: Callable[..., Any], times: list[int], *, to_last: bool = False)
 
 
 class Timed(VictimOrder):
-    """An order that is asked for victims through a call that notes its time."""
+    """An order that names victims through a timed call."""
 
     def __init__(self, next_victim: Callable[[str], Victim | None]) -> None:
         self._next_victim = next_victim
 
     def next_victim(self, pool: str) -> Victim | None:
-        """Ask."""
+        """Name the victim of the timed order."""
         return self._next_victim(pool)
 
 
 def path_of(nodes: int, tokens: int, page_size: int) -> tuple[RadixCache, Tokens]:
-    """A cache that holds ``tokens`` tokens on a path of ``nodes`` nodes, and those tokens."""
+    """Build a cache with ``tokens`` tokens on a path of ``nodes`` nodes; returns it and the tokens."""
     cache = RadixCache(MODEL, tokens * 2, page_size, "lru")
     prompt = np.random.default_rng(0).integers(0, 128_000, tokens)
     for node in range(1, nodes + 1):
@@ -81,7 +83,7 @@ def path_of(nodes: int, tokens: int, page_size: int) -> tuple[RadixCache, Tokens
 
 
 def match(report: Report, page_size: int, repeats: int) -> None:
-    """Matches that find all of 2k and 32k tokens, on one node and on many."""
+    """Measure matches that hit all of 2k and 32k tokens, on one node and on many."""
     for tokens, wanted in ((2048, 10.0), (32_768, 20.0)):
         times = {}
         for nodes in (1, NODES):
@@ -98,13 +100,13 @@ def match(report: Report, page_size: int, repeats: int) -> None:
 
 
 def insert(report: Report, policy: str, page_size: int, repeats: int) -> None:
-    """Inserts of 2k tokens: all new, into a full cache or a fresh one; and all but one page cached."""
+    """Measure inserts of 2k tokens: all new, into a full or a fresh cache, and all but one page cached."""
     tokens, room = 2048, 100
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 128_000, tokens) for _ in range(room + repeats)]
     for i, prompt in enumerate(prompts):
         prompt[0] = 200_000 + i
-    # As a server does it: slots are allocated, for which old prompts go, and then inserted.
+    # As a server does it: allocate slots, which evicts old prompts, then insert.
     cache = RadixCache(MODEL, room * tokens, page_size, policy)
     times = []
     for prompt in prompts:
@@ -138,7 +140,7 @@ def insert(report: Report, policy: str, page_size: int, repeats: int) -> None:
 
 
 def evict(report: Report, policy: str, leaves: int, page_size: int, repeats: int) -> None:
-    """One-page evicts of a cache of many leaves, one after another."""
+    """Measure one-page evictions from a cache of many leaves, one after another."""
     length = (64 if leaves < 100_000 else 8) * page_size
     cache = RadixCache(MODEL, leaves * length, page_size, policy)
     prompt = np.arange(length)
@@ -152,13 +154,13 @@ def evict(report: Report, policy: str, leaves: int, page_size: int, repeats: int
         start = perf_counter_ns()
         cache.evict(1)
         times.append(perf_counter_ns() - start)
-    check(cache.free == (repeats + 1) * page_size, "one page each")
+    check(cache.free == (repeats + 1) * page_size, "one page freed by each eviction")
     name = f"evict 1 token, one after another, {leaves:,} leaves, page {page_size}, {policy}"
     report.add_times(name, times, 10.0)
 
 
 def evict_between_requests(report: Report, policy: str, leaves: int, page_size: int, repeats: int) -> None:
-    """One-page evicts of a cache of many leaves, in a steady state of touches and inserts."""
+    """Measure one-page evictions from a cache of many leaves, in a steady state of touches and inserts."""
     length = 2 * page_size
     cache = RadixCache(MODEL, (leaves + 8) * length, page_size, policy)
     rng = random.Random(0)
@@ -188,7 +190,7 @@ def evict_between_requests(report: Report, policy: str, leaves: int, page_size: 
         add(number)
     for _ in range(leaves // 2):
         touch(rng.randrange(leaves))
-    for _ in range(64):  # the first evict pays for all touches since the start
+    for _ in range(64):  # the first eviction pays for all touches since the start
         cache.evict(page_size)
     for taken_before in by_order.values():
         taken_before.clear()
@@ -203,14 +205,14 @@ def evict_between_requests(report: Report, policy: str, leaves: int, page_size: 
             start = perf_counter_ns()
             eviction = cache.evict(1)
             taken = perf_counter_ns() - start
-            check(eviction.freed == page_size, "one page")
+            check(eviction.freed == page_size, "one page freed by each eviction")
             (trims if eviction.trimmed else removes).append(taken)
         firsts.append(by_order["victim"][named])
         add(number)
-    check(len(trims) + len(removes) == 2 * repeats, "all evicts")
+    check(len(trims) + len(removes) == 2 * repeats, "a time for every eviction")
     counts = f"between requests, {leaves:,} leaves, page {page_size}, {policy}"
     for what, times in (("evict 1 token, trims", trims), ("evict 1 token, removes", removes)):
-        if len(times) > repeats // 2:  # under some policies a leaf that was trimmed is worth more, and stays
+        if len(times) > repeats // 2:  # some policies rank a trimmed leaf higher, so it is not evicted next
             report.add_times(f"{what}, {counts}", times)
     report.add_times(f"touch by a match, {counts}", touches)
     for what, wanted in (("touch", 3.0), ("victim", 10.0)):
@@ -220,18 +222,18 @@ def evict_between_requests(report: Report, policy: str, leaves: int, page_size: 
 
 
 def main() -> None:
-    """Run all and print."""
-    parser = argparse.ArgumentParser(description="Medians of the cache's operations.")
+    """Run all measurements and print the report."""
+    parser = argparse.ArgumentParser(description="Median times of the cache's operations.")
     form = parser.add_mutually_exclusive_group()
     for name in ("json", "markdown"):
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, default="table")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, and no cache of 100,000 leaves")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, at most 10,000 leaves")
     parser.add_argument(
-        "--policies", nargs="+", default=None, metavar="NAME", help="evicts and touches of these alone"
+        "--policies", nargs="+", default=None, metavar="NAME", help="only evictions and touches, of these"
     )
     options = parser.parse_args()
     repeats = 100 if options.quick else 1000
-    report = Report("Radix cache: medians", "µs")
+    report = Report("Radix cache: median times", "µs")
     for page_size in () if options.policies else (1, 64):
         match(report, page_size, repeats)
         for policy in ("lru", "hazard"):

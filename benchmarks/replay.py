@@ -1,14 +1,14 @@
-"""Simulated requests per second, parsing excluded: LRU by pages, and each built-in policy through the tree.
+"""Simulated requests per second, without parsing: LRU by pages, and each built-in policy through the tree.
 
     python benchmarks/replay.py [TRACE] [--json | --markdown] [--repeats N] [--policies NAME ...] [--cpu]
 
 The LRU sweep counts the requests of all its capacities. The time of a pass by pages includes numbering the
-pages; it is checked to find what the tree finds. Policies take turns, so that each replay has one of LRU
-beside it: "LRU's time" is the median of how many times as long it took, which a busy machine changes less
-than the rates.
+pages, and its hits are checked against the tree's. Policies take turns, so that each replay has one of LRU
+beside it. "LRU's time" is the median ratio of the two times, which a busy machine distorts less than the
+rates.
 
-Without TRACE it is the recorded Mooncake conversation, in $COSTCACHE_TRACES or ../shared/traces, and,
-where that is missing, a generated chat workload.
+TRACE defaults to the recorded Mooncake conversation in $COSTCACHE_TRACES, else in ../shared/traces, and to a
+generated chat workload if that is missing.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ LRU = Settings(policy="lru")
 
 
 def recorded() -> Path:
-    """Where the recorded conversation would be."""
+    """Path of the recorded conversation; it may not exist."""
     return recorded_traces() / "mooncake_conversation.jsonl.gz"
 
 
 def trace_of(path: str | None) -> Trace:
-    """The trace asked for, the recorded one, or a generated one."""
+    """Load the trace that was asked for, else the recorded one, else generate one."""
     if path is not None:
         return load_trace(path)
     return load_trace(recorded()) if recorded().exists() else generate("chat")
 
 
 def by_pages(trace: Trace, served: Deployment, report: Report, repeats: int) -> None:
-    """LRU at one capacity and at many, each time from a fresh start."""
+    """Measure LRU by pages at one capacity and at many, from a fresh start each time."""
     page, distinct = served.page_size, trace.distinct_pages(served.page_size)
     sizes = [page * max(1, distinct * (i + 1) // SWEEP) for i in range(SWEEP)]
     one = page * min(14_054, distinct)
@@ -63,7 +63,7 @@ def by_pages(trace: Trace, served: Deployment, report: Report, repeats: int) -> 
         single.append(run.requests_per_second)
         served_run = simulator.run(LRU, one, tree=True)
         same = (run.hit_tokens, run.evicted_tokens) == (served_run.hit_tokens, served_run.evicted_tokens)
-        check(same, "what the tree finds and evicts")
+        check(same, "the hits and evicted tokens of the tree")
         simulator = Simulator(trace, MODEL, served)
         started = perf_counter()
         for size in sizes:
@@ -84,7 +84,7 @@ def through_tree(
     repeats: int,
     by_processor: bool,
 ) -> None:
-    """All policies at one capacity, in turns."""
+    """Measure all policies at one capacity, in turns."""
     taken: dict[str, list[float]] = {policy: [] for policy in ("lru", *policies)}
     hits: dict[str, set[int]] = {policy: set() for policy in taken}
     for _ in range(repeats):
@@ -102,7 +102,7 @@ def through_tree(
 
 
 def in_processes(trace: Trace, served: Deployment, report: Report) -> None:
-    """The default policy at many capacities, as a sweep over two processes does it, their start included."""
+    """Measure a sweep of the default policy over two processes, including their start."""
     simulator, distinct = Simulator(trace, MODEL, served), trace.distinct_pages(served.page_size)
     sizes = [served.page_size * max(1, distinct * (i + 1) // SWEEP) for i in range(SWEEP)]
     cells = [Cell(Settings(policy="hazard"), f"{size}", size) for size in sizes]
@@ -113,7 +113,7 @@ def in_processes(trace: Trace, served: Deployment, report: Report) -> None:
 
 
 def main() -> None:
-    """Run all and print."""
+    """Run all replays and print the report."""
     parser = argparse.ArgumentParser(description="Requests per second of a replay.")
     parser.add_argument("trace", nargs="?", help="a file of Mooncake JSONL")
     form = parser.add_mutually_exclusive_group()
@@ -121,12 +121,12 @@ def main() -> None:
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, default="table")
     parser.add_argument("--repeats", type=int, default=5, help="replays of each; 5 by default")
     parser.add_argument(
-        "--policies", nargs="+", default=None, metavar="NAME", help="these alone, through the tree"
+        "--policies", nargs="+", default=None, metavar="NAME", help="only these, through the tree"
     )
     parser.add_argument(
         "--cpu",
         action="store_true",
-        help="through the tree, count processor time, which leaves out interruptions",
+        help="through the tree: count processor time, which leaves out interruptions",
     )
     options = parser.parse_args()
     trace = trace_of(options.trace)

@@ -1,16 +1,18 @@
-"""Hit rates of hazard and LRU on a server: requests wait, run side by side, and lock and hold tokens.
+"""Hit rates of hazard and LRU on a server: requests queue, run concurrently, and lock and reserve tokens.
 
     python benchmarks/serving.py [--workloads NAME ...] [--pools PERCENT ...] [--rows FILE]
         > benchmarks/results/serving.md
 
-The workloads are those of ``policies.py``, its held-out traces too (at most the first 12,500 requests of
-each), in the plain replay and at three loads. *light* and *near full* set the speed of the trace's clock so
-that what is busier, the prefills (as LRU leaves them in the plain replay) or the 64 places of running
-requests, would be busy for 30 % and for 90 % of the trace's time, *light* with the trace's own speed at
-most. Think times stay as they are, so that fast clocks mean many sessions at once. Small pools hold fewer
-than 64 requests: then requests wait for tokens at any load. *8 clients* have one request at a time each,
-and are never without one but for think times. It takes six minutes on one core; ``--rows`` keeps what is
-measured in a file, and a run that was cut off goes on from there.
+The workloads are those of ``policies.py``, including its held-out traces (at most the first 12,500 requests
+of each), in the plain replay and at three loads.
+
+*light* and *near full* scale the speed of the trace's clock. They make the busier of two resources, the
+prefills (those that LRU leaves in the plain replay) or the limit of 64 running requests, busy for 30 % and
+for 90 % of the trace's time; *light* never exceeds the trace's own speed. Think times are not scaled, so a
+fast clock means many sessions at once. Small pools fit fewer than 64 requests: then requests wait for tokens
+at any load. *8 clients* send one request at a time each, and pause for think times only.
+
+Takes six minutes on one core. ``--rows`` saves each row to a file, and an interrupted run resumes from it.
 """
 
 from __future__ import annotations
@@ -38,15 +40,15 @@ from costcache.sim.workloads import WORKLOADS, generate
 POOLS = (2, 5, 10, 20)
 POLICIES = ("lru", "hazard")
 ALLOWED = 0.3
-PLACES = 64
+MAX_RUNNING = 64
 CLIENTS = 8
 LIGHT, NEAR_FULL = 0.3, 0.9
 LONGEST = 12_500
-"""Requests of a workload, at most; what comes later is left out."""
+"""At most this many requests of a workload are replayed."""
 
 
 class Server(NamedTuple):
-    """A load, and what the simulator needs to bring it."""
+    """A load by name, and the simulator's settings for it."""
 
     load: str
     settings: ServingSettings | None
@@ -54,7 +56,7 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One workload at one pool size and load: rates in %, and seconds, by policy."""
+    """One workload at one pool size and load: hit rates in % and mean TTFT in seconds, by policy."""
 
     workload: str
     pool: int
@@ -67,12 +69,12 @@ class Row:
 
     @property
     def gain(self) -> float:
-        """Points of hit rate over LRU."""
+        """Points of token hit rate over LRU."""
         return self.hits["hazard"] - self.hits["lru"]
 
 
 def workloads(names: Sequence[str]) -> Iterator[tuple[str, Callable[[], Trace], int]]:
-    """Name, how to make it, and page size of each workload that is at hand."""
+    """Yield name, builder and page size of each available workload."""
     for files, tokenizer in ((FILES, None), (HELD_OUT_FILES, "words")):
         yield from recorded({name: file for name, file in files.items() if name in names}, tokenizer)
     for name in WORKLOADS:
@@ -81,28 +83,28 @@ def workloads(names: Sequence[str]) -> Iterator[tuple[str, Callable[[], Trace], 
 
 
 def busy(simulator: Simulator, trace: Trace, tokens: int) -> float:
-    """Share of the time in which what is busier, prefills or places, is busy at the trace's own speed."""
+    """Share of time that the busier of prefills and running requests is busy, at the trace's own speed."""
     lru = simulator.outcome(Settings(policy="lru"), tokens)
     new = np.maximum(trace.input_tokens - lru.matched, 1)
     prefills = simulator.prefill.seconds(new, lru.matched)
     running = prefills.sum() + trace.output_tokens.sum() * ServingSettings().decode_seconds
     seconds = float(trace.timestamps[-1] - trace.timestamps[0])
-    return max(float(prefills.sum()), float(running) / PLACES) / seconds
+    return max(float(prefills.sum()), float(running) / MAX_RUNNING) / seconds
 
 
 def servers(simulator: Simulator, trace: Trace, tokens: int) -> Iterator[Server]:
-    """The loads of a cell; first of all none, that is the plain replay."""
+    """Yield the loads of a cell, first of all none: the plain replay."""
     yield Server("one at a time", None)
     share = busy(simulator, trace, tokens)
     for load, wanted in (("light", LIGHT), ("near full", NEAR_FULL)):
         rate = float(f"{wanted / share:.3g}")
         rate = min(rate, 1.0) if load == "light" else rate
-        yield Server(load, ServingSettings(concurrency=PLACES, rate=rate))
+        yield Server(load, ServingSettings(concurrency=MAX_RUNNING, rate=rate))
     yield Server(f"{CLIENTS} clients", ServingSettings(concurrency=CLIENTS, load="clients"))
 
 
-class Kept:
-    """Rows of a run that was cut off, and those of this one."""
+class SavedRows:
+    """Rows in a file, so that an interrupted run can resume."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -113,18 +115,18 @@ class Kept:
                 self._rows[row.workload, row.pool, row.load] = row
 
     def find(self, name: str, percent: int, load: str) -> Row | None:
-        """The row of a cell."""
+        """Return the saved row of a cell, if there is one."""
         return self._rows.get((name, percent, load))
 
     def add(self, row: Row) -> None:
-        """Keep a row."""
+        """Save a row."""
         if self._path is not None:
             with self._path.open("a") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
 
 
-def measure(name: str, trace: Trace, page: int, pools: Sequence[int], kept: Kept) -> list[Row]:
-    """Replay one workload everywhere."""
+def measure(name: str, trace: Trace, page: int, pools: Sequence[int], saved: SavedRows) -> list[Row]:
+    """Replay one workload at every pool size and load."""
     simulator = Simulator(trace, MODEL, Deployment(page_size=page))
     distinct = trace.distinct_pages(page)
     rows = []
@@ -133,7 +135,7 @@ def measure(name: str, trace: Trace, page: int, pools: Sequence[int], kept: Kept
         if tokens < page:
             continue
         for load, serving in servers(simulator, trace, tokens):
-            row = kept.find(name, percent, load)
+            row = saved.find(name, percent, load)
             if row is None:
                 runs = {
                     policy: simulator.run(Settings(policy=policy), tokens, serving=serving)
@@ -149,7 +151,7 @@ def measure(name: str, trace: Trace, page: int, pools: Sequence[int], kept: Kept
                     {policy: 100 * run.token_hit_rate for policy, run in runs.items()},
                     {policy: run.ttft_mean for policy, run in runs.items()},
                 )
-                kept.add(row)
+                saved.add(row)
                 took = sum(run.seconds for run in runs.values())
                 where = f"{name} at {percent} %, {load} (rate {row.rate:g})"
                 print(f"{where}: {row.hits} {row.gain:+.2f}, {took:.1f} s", file=sys.stderr, flush=True)
@@ -164,8 +166,9 @@ def show(rows: list[Row]) -> None:
     print(
         "Token hit rates of hazard in %, and points over LRU: in the plain replay, one request at a time, as "
         "in [policies.md](policies.md); and on a server that is busy for 30 % (light) or 90 % (near full) of "
-        f"the time, or has {CLIENTS} clients. Pools in % of the distinct whole pages. Rates are speeds of "
-        "the trace's clock, light and near full; the script says how they are chosen.\n"
+        f"the time, or has {CLIENTS} clients. Pools are in % of the distinct whole pages. Rates are the "
+        "speeds of the trace's clock under light and near full; the script's docstring says how they are "
+        "chosen.\n"
     )
     loads = list(dict.fromkeys(row.load for row in rows))
     print("## Points over LRU\n")
@@ -212,28 +215,30 @@ def show(rows: list[Row]) -> None:
 
 
 def where(row: Row) -> list[str]:
-    """The cell of a row in words."""
+    """Describe the cell of a row."""
     return [row.workload, f"{row.pool} %", row.load]
 
 
 def main() -> None:
-    """Run all and print."""
+    """Run all replays and print the tables."""
     parser = argparse.ArgumentParser(description="Hit rates of hazard and LRU on a server.")
     every = [*FILES, *HELD_OUT_FILES, *(name for name in WORKLOADS if name != "random")]
     parser.add_argument("--workloads", nargs="+", default=every, metavar="NAME", help=", ".join(every))
     parser.add_argument("--pools", nargs="+", type=int, default=POOLS, metavar="PERCENT")
-    parser.add_argument("--rows", type=Path, default=None, metavar="FILE", help="go on from what is in it")
+    parser.add_argument(
+        "--rows", type=Path, default=None, metavar="FILE", help="save rows, and resume from it"
+    )
     options = parser.parse_args()
     unknown = set(options.workloads) - set(every)
     if unknown:
         parser.error(f"no workload {', '.join(sorted(unknown))}; choose from {', '.join(every)}")
-    kept = Kept(options.rows)
+    saved = SavedRows(options.rows)
     rows = []
     for name, build, page in workloads(options.workloads):
         trace = build()
         trace = trace.take(np.arange(min(LONGEST, len(trace))))
-        rows += measure(name, trace, page, options.pools, kept)
-    check(bool(rows), "without any workload")
+        rows += measure(name, trace, page, options.pools, saved)
+    check(bool(rows), "at least one workload")
     show(rows)
 
 

@@ -1,11 +1,11 @@
-"""Claude Code sessions (kv-cache-tester, release v6, whole): hit rates by how sessions go on, and end to end.
+"""Claude Code sessions (kv-cache-tester, all of release v6): hit rates by rule of arrival, and replay times.
 
     python benchmarks/sessions.py [FILE] [--seeds 5] > benchmarks/results/sessions.md
 
-Without FILE it is weka_cc_v6_global.jsonl.xz in $COSTCACHE_TRACES or ../shared/traces. Session starts are
-uniform over 6 hours. The first table is of pages of 512 tokens, the median over the seeds; the second is the
-whole replay from the file to the figures in pages of 64 tokens, each in a process of its own, against limits
-of 5 minutes and 4 GiB. Ten minutes on one core.
+FILE defaults to weka_cc_v6_global.jsonl.xz in $COSTCACHE_TRACES, else in ../shared/traces. Session starts are
+uniform over 6 hours. The first table has pages of 512 tokens and medians over the seeds. The second times a
+whole replay from the file to the figures, in pages of 64 tokens, each in a process of its own, against limits
+of 5 minutes and 4 GiB. Takes ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ RULES: dict[str, Callable[[Trace, int], Trace]] = {
 
 
 def rates(trace: Trace) -> list[float]:
-    """LRU and the optimum at each share, token hit rates in %."""
+    """Measure token hit rates in %: LRU at each share, then the optimum."""
     paths = page_paths(trace.page_keys(PAGE))
     pools = [int(paths.distinct * share) for share in SHARES]
     curve = LRUCurve(paths)
@@ -77,7 +77,7 @@ def rates(trace: Trace) -> list[float]:
 
 
 def end_to_end(path: Path, policy: str) -> tuple[float, float, float]:
-    """Seconds, MiB and token hit rate in % of a replay at 2 %, from the file on."""
+    """Replay at 2 %, starting from the file; returns seconds, peak MiB and token hit rate in %."""
     start = perf_counter()
     trace = load_trace(path)
     simulator = Simulator(trace, ModelSpec.preset("deepseek-v3"), Deployment(page_size=trace.block_size))
@@ -89,7 +89,7 @@ def end_to_end(path: Path, policy: str) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Run all and print."""
+    """Run all replays and print the tables."""
     parser = argparse.ArgumentParser(description="Hit rates of recorded sessions.")
     default = recorded_traces() / "weka_cc_v6_global.jsonl.xz"
     parser.add_argument("file", nargs="?", type=Path, default=default)
@@ -98,7 +98,7 @@ def main() -> None:
     if not options.file.is_file():
         print(f"{options.file} is missing: nothing to measure")
         return
-    # First of all: a new process starts with the largest size of its parent on its account.
+    # This comes first: the peak memory of a new process includes what its parent had used before.
     whole = {}
     for policy in ("lru", "slru", "lhd", "optimum"):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
@@ -107,11 +107,11 @@ def main() -> None:
     with open_source(options.file) as source:
         trace = read_weka(source)
     command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
-    print(f"# Sessions of Claude Code, and how they go on\n\n    {command}\n")
+    print(f"# Claude Code sessions, by rule of arrival\n\n    {command}\n")
     print(
-        f"{len(trace):,} requests, pages of {PAGE}; session starts uniform over 6 hours; token hit rates in "
-        f"%, the median over {options.seeds} seeds, and in brackets the smallest and the largest; pools in % "
-        "of the distinct whole pages.\n"
+        f"{len(trace):,} requests, pages of {PAGE}; session starts uniform over 6 hours. Token hit rates in "
+        f"%: the median over {options.seeds} seeds, in brackets the smallest and the largest. Pools are in % "
+        "of the distinct whole pages. The rows are rules for when a session sends its next request.\n"
     )
     print("| | LRU 1 % | LRU 2 % | optimum 1 % | optimum 2 % |\n|---|---:|---:|---:|---:|")
     for name, rule in RULES.items():

@@ -1,19 +1,22 @@
-"""SGLang's own prefix caches and ours on both tree cores: evict, match, and a whole request.
+"""SGLang's own prefix caches and ours on both tree cores: times of evict, match and a whole request.
 
     python benchmarks/sglang_core.py [--json | --markdown] [--quick] [--evict] [--cpu]
 
-It needs SGLang (see CONTRIBUTING.md, ``make test-sglang``) and builds its real pools, allocators and caches
-on CPU. The caches of a comparison exist at once and take turns, so that a machine that is disturbed is so
-for all of them: a ratio is the median over the turns. For each evict a leaf was touched and a new one
-of 64 tokens inserted: five of each before five evicts one after another, and one before an evict "between
-requests", which finds the processor's caches cold. A request has a real ``Req``: match, lock, insert,
-unlock; the insert is of what it matched, or of a leaf more. Such an insert is in nobody's name, so ours have
-to look up what is above a new leaf; a server does not insert like that, and nothing is demanded of it. "As
-served" is what SGLang's scheduler does: match, lock, allocate, checkpoint, and release, without the model.
+Needs SGLang (see CONTRIBUTING.md, ``make test-sglang``) and builds its real pools, allocators and caches on
+CPU. The caches of a comparison exist at once and take turns, so that disturbances of the machine affect all
+of them alike. A ratio is the median over the turns.
 
-On a busy machine, what takes milliseconds is interrupted and what takes microseconds is not: the Rust core's
-evict at 100,000 leaves then looks two or three times as slow as it is. ``--cpu`` counts processor time, not
-the clock's, and so leaves interruptions out.
+For each eviction a leaf was touched and a new one of 64 tokens inserted: five of each before five evictions
+"one after another", and one before an eviction "between requests", which finds the processor's caches cold.
+
+A request has a real ``Req``: match, lock, insert, unlock. It inserts what it matched, or one leaf more. That
+insert is on behalf of no request, so our caches have to look up the ancestors of the new leaf. A server does
+not insert like that, so no limit is set for it. "As served" is what SGLang's scheduler does: match, lock,
+allocate, checkpoint and release, without the model.
+
+On a busy machine, what takes milliseconds is interrupted and what takes microseconds is not, so the Rust
+core's eviction at 100,000 leaves looks two or three times as slow as it is. ``--cpu`` counts processor time
+instead of wall time, which leaves interruptions out.
 """
 
 from __future__ import annotations
@@ -52,31 +55,31 @@ TITLES = {
 Operation = Callable[[], Any]
 
 clock: Callable[[], int] = perf_counter_ns
-"""What is read before and after; ``--cpu`` sets another."""
+"""The clock of all timed operations; ``--cpu`` sets another."""
 
 
 @dataclass
 class Row:
-    """Turns of one operation on several caches: microseconds, a median per turn."""
+    """Times of one operation on several caches: for each turn, the median in microseconds."""
 
     name: str
     turns: dict[str, list[float]] = field(default_factory=dict)
     beside: dict[str, list[float]] = field(default_factory=dict)
-    """Turns of the Rust core that took turns with this cache alone, where not all did."""
+    """Times of the Rust core beside each cache that took turns with it alone."""
 
     def median(self, cache: str) -> float | None:
-        """The median over all turns; None where the cache was not measured."""
+        """Median over all turns; None if the cache was not measured."""
         return statistics.median(self.turns[cache]) if cache in self.turns else None
 
     def ratio(self, cache: str, to: str) -> float:
-        """How many times as long ``cache`` takes as ``to``: the median over the turns."""
+        """Time of ``cache`` over the time of ``to``: the median over the turns."""
         pairs = zip(self.turns[cache], self.beside.get(cache, self.turns[to]), strict=True)
         return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Something that must hold."""
+    """A limit that a figure must meet."""
 
     what: str
     found: float
@@ -85,12 +88,12 @@ class Demand:
 
     @property
     def holds(self) -> bool:
-        """Whether it does."""
+        """Whether the figure meets the limit."""
         return self.found >= self.limit if self.at_least else self.found <= self.limit
 
 
 def prepare() -> None:
-    """Import SGLang, once, with what it needs on CPU."""
+    """Import SGLang once, with what it needs on CPU."""
     sys.path.append(str(ROOT))
     warnings.simplefilter("ignore")
     import torch
@@ -101,7 +104,7 @@ def prepare() -> None:
 
 
 def build(name: str, page_size: int, tokens: int) -> Any:
-    """One of the caches, with LRU."""
+    """Build one of the caches, with LRU."""
     from sglang.srt.mem_cache.radix_cache import RadixCache
 
     from tests.sglang.pools import Shape, cost_cache, init_params, publish_args, stock_cache
@@ -115,14 +118,14 @@ def build(name: str, page_size: int, tokens: int) -> Any:
 
 
 def key(tokens: list[int] | range) -> Any:
-    """The cache's key for these tokens."""
+    """Make the cache's key for these tokens."""
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
     return RadixKey(array("q", tokens))
 
 
 def timed(operation: Operation) -> float:
-    """Microseconds of one call."""
+    """Time one call, in microseconds."""
     start = clock()
     operation()
     return (clock() - start) / 1000
@@ -132,7 +135,7 @@ def timed(operation: Operation) -> float:
 
 
 class Full:
-    """A cache of many leaves of 64 tokens, with some room."""
+    """A cache of many leaves of 64 tokens, with some free slots."""
 
     def __init__(self, name: str, page_size: int, leaves: int, room: int) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
@@ -148,7 +151,7 @@ class Full:
         self.rng = random.Random(0)
 
     def insert(self, slots: Any) -> None:
-        """One more leaf."""
+        """Insert one more leaf."""
         tokens = range(self.leaves * 1000, self.leaves * 1000 + LEAF)
         self.cache.insert(self.insert_params(key=key(tokens), value=slots))
         self.leaves += 1
@@ -160,23 +163,23 @@ class Full:
         self.insert(self.allocator.alloc(LEAF))
 
     def evict(self) -> float:
-        """A timed evict of one token."""
+        """Evict one token; returns the microseconds."""
         params, before = self.one_token, self.allocator.available_size()
         taken = timed(lambda: self.cache.evict(params))
-        check(0 < self.allocator.available_size() - before <= LEAF, "an evict of one leaf or less")
+        check(0 < self.allocator.available_size() - before <= LEAF, "an eviction of one leaf or less")
         return taken
 
 
 def evict(page_size: int, leaves: int, turns: int) -> list[Row]:
-    """Evict of one token at a number of leaves: one after another, and one between requests.
+    """Measure evictions of one token at a number of leaves: one after another, and between requests.
 
-    A server has one cache: five of 100,000 leaves in a process would measure how cold its memory is. So
-    each of ours takes turns with the Rust core alone.
+    A server has one cache. Five of 100,000 leaves in one process would only measure cold memory, so each of
+    ours takes turns with the Rust core alone.
     """
     where = f"{leaves:,} leaves, page {page_size}"
     rows = [Row(f"evict 1 token, {where}"), Row(f"evict 1 token between requests, {where}")]
     for group in (("radix",), ("python",), ("rust", "costcache python"), ("rust", "costcache rust")):
-        # The slow ones need no precision.
+        # The slow caches need no precision.
         times = _evict(group, page_size, leaves, turns if len(group) > 1 else max(5, turns // 4))
         for row, found in zip(rows, times, strict=True):
             ours = group[-1]
@@ -194,7 +197,7 @@ def _evict(group: tuple[str, ...], page_size: int, leaves: int, turns: int) -> l
         check(full.leaves == leaves, f"{leaves} leaves")
         for _ in range(3):
             full.grow()
-            full.evict()  # the first one also pays for what the many inserts left behind
+            full.evict()  # the first also pays for work that the many inserts deferred
     gc.collect()
     gc.freeze()  # as SGLang's scheduler does after its start
     bursts: dict[str, list[float]] = {name: [] for name in group}
@@ -214,7 +217,7 @@ def _evict(group: tuple[str, ...], page_size: int, leaves: int, turns: int) -> l
 
 
 class Line:
-    """A cache with one path of several nodes, and requests for it."""
+    """A cache with one path of several nodes, and requests that match it."""
 
     def __init__(self, name: str, page_size: int, tokens: int, nodes: int, room: int) -> None:
         import torch
@@ -225,21 +228,21 @@ class Line:
         self.tokens = [10**7 + i for i in range(tokens)]
         self.page_size = page_size
         self.match_params, self.insert_params = MatchPrefixParams, InsertParams
-        self.held = torch.empty(0, dtype=torch.int64)
+        self.slots = torch.empty(0, dtype=torch.int64)
         for node in range(1, nodes + 1):
             end = tokens * node // nodes // page_size * page_size
-            self.held = torch.cat([self.held, self.allocator.alloc(end - len(self.held))])
+            self.slots = torch.cat([self.slots, self.allocator.alloc(end - len(self.slots))])
             have = cache.match_prefix(MatchPrefixParams(key=key(self.tokens[:end]))).device_prefix_len
             cache.insert(
-                InsertParams(key=key(self.tokens[:end]), value=self.held.clone(), prev_prefix_len=have)
+                InsertParams(key=key(self.tokens[:end]), value=self.slots.clone(), prev_prefix_len=have)
             )
-        self.end = len(self.held)
+        self.end = len(self.slots)
         self.number = 0
         found = cache.match_prefix(MatchPrefixParams(key=key(self.tokens)))
         check(found.device_prefix_len == self.end, "a full hit")
 
     def request(self) -> Any:
-        """A new request."""
+        """Make a new request."""
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -247,25 +250,25 @@ class Line:
         return Req(f"r{self.number}", "", array("q", self.tokens), SamplingParams())
 
     def again(self) -> Operation:
-        """A match without a request, as the server refreshes what waiting requests want."""
+        """Prepare a match without a request, with which the server refreshes prefixes of waiting requests."""
         params = self.match_params(key=key(self.tokens))
         return lambda: self.cache.match_prefix(params)
 
     def match(self) -> Operation:
-        """The first match of a request."""
+        """Prepare the first match of a request."""
         params = self.match_params(key=key(self.tokens), req=self.request())
         return lambda: self.cache.match_prefix(params)
 
     def whole(self) -> Operation:
-        """A whole request of tokens that are all cached."""
-        return self._whole(self.tokens, self.held.clone())
+        """Prepare a whole request whose tokens are all cached."""
+        return self._whole(self.tokens, self.slots.clone())
 
     def growing(self) -> Operation:
-        """A whole request that adds a leaf of 64 tokens."""
+        """Prepare a whole request that adds a leaf of 64 tokens."""
         import torch
 
         first = 10**9 + self.number * LEAF
-        value = torch.cat([self.held, self.allocator.alloc(LEAF)])
+        value = torch.cat([self.slots, self.allocator.alloc(LEAF)])
         return self._whole([*self.tokens[: self.end], *range(first, first + LEAF)], value)
 
     def _whole(self, tokens: list[int], value: Any) -> Operation:
@@ -283,14 +286,14 @@ class Line:
 
 
 def serving(cache: Any, shape: Any) -> Any:
-    """A server of the tests over a cache, without what a forward pass would write and the checks of it."""
+    """Build the tests' server on a cache, without the writes of a forward pass and their checks."""
     from tests.sglang.serving import Server
 
     class Serving(Server):
-        """Computes nothing."""
+        """Writes and checks nothing."""
 
         def verify(self, slots: Any, tokens: Any) -> None:
-            """Nothing."""
+            """Check nothing."""
 
         def _write(self, slots: Any, tokens: Any) -> None:
             pass
@@ -299,7 +302,7 @@ def serving(cache: Any, shape: Any) -> Any:
 
 
 def served(page_size: int, tokens: int, nodes: int, turns: int, repeats: int) -> Row:
-    """Requests from start to end through the functions that SGLang's scheduler calls, without the model."""
+    """Measure whole requests through the functions that SGLang's scheduler calls, without the model."""
     from tests.sglang.pools import Shape
 
     row = Row(f"request as served, {tokens:,} tokens on {nodes} nodes and {LEAF} new, page {page_size}")
@@ -330,7 +333,7 @@ def served(page_size: int, tokens: int, nodes: int, turns: int, repeats: int) ->
 
 
 def walk(page_size: int, tokens: int, nodes: int, turns: int, repeats: int) -> list[Row]:
-    """Match, whole request, and whole request with a new leaf, on one path."""
+    """Measure match, whole request, and whole request with a new leaf, on one path."""
     where = f"{tokens:,} tokens on {nodes} nodes, page {page_size}"
     paths = {name: Line(name, page_size, tokens, nodes, turns * repeats) for name in CACHES}
     gc.collect()
@@ -345,8 +348,8 @@ def walk(page_size: int, tokens: int, nodes: int, turns: int, repeats: int) -> l
         row = Row(f"{what}, {where}", {name: [] for name in CACHES})
         for _ in range(turns):
             for name, path in paths.items():
-                # Made before, so that making a request does not count, nor what it does to the
-                # processor's caches.
+                # Prepared first, so that neither making a request nor its effect on the processor's
+                # caches counts.
                 made = [operation(path) for _ in range(repeats)]
                 row.turns[name].append(statistics.median([timed(run) for run in made]))
         rows.append(row)
@@ -354,11 +357,11 @@ def walk(page_size: int, tokens: int, nodes: int, turns: int, repeats: int) -> l
     return rows
 
 
-# ---- all of it ----------------------------------------------------------------------------------
+# ---- everything ---------------------------------------------------------------------------------
 
 
 def demands(rows: dict[str, Row]) -> list[Demand]:
-    """What the adapter promises, on the rows that were measured."""
+    """Check the limits that the adapter promises, on the rows that were measured."""
     found = []
     for name, row in rows.items():
         for ours, stock in (("costcache python", "python"), ("costcache rust", "rust")):
@@ -385,7 +388,7 @@ def demands(rows: dict[str, Row]) -> list[Demand]:
 
 
 def machine(before: float, loops: list[float]) -> str:
-    """What was counted, and the load and speed of the machine, in words."""
+    """Describe what was counted, and the machine's load and speed."""
     busy = "; the machine was busy with other work" if before >= 0.7 else ""
     counted = "processor time; " if clock is thread_time_ns else ""
     return counted + (
@@ -394,8 +397,8 @@ def machine(before: float, loops: list[float]) -> str:
     )
 
 
-def show(form: str, rows: list[Row], held: list[Demand], about: str) -> None:
-    """Print everything."""
+def show(form: str, rows: list[Row], limits: list[Demand], about: str) -> None:
+    """Print all rows and limits."""
     if form == "json":
         print(
             json.dumps(
@@ -413,7 +416,7 @@ def show(form: str, rows: list[Row], held: list[Demand], about: str) -> None:
                             "at_least": d.at_least,
                             "holds": d.holds,
                         }
-                        for d in held
+                        for d in limits
                     ],
                 },
                 indent=2,
@@ -428,11 +431,11 @@ def show(form: str, rows: list[Row], held: list[Demand], about: str) -> None:
     asked = ["demand", "found", "wanted", ""]
     wanted = [
         [d.what, f"{d.found:.2f}", f"{'≥' if d.at_least else '≤'} {d.limit:g}", "" if d.holds else "missed"]
-        for d in held
+        for d in limits
     ]
     if form == "markdown":
         command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
-        print(f"# SGLang's tree cores and ours\n\n    {command}\n\n{about}.")
+        print(f"# Tree cores: SGLang's and ours\n\n    {command}\n\n{about}.")
         for head, body in ((headings, table), (asked, wanted)):
             print("\n| " + " | ".join(head) + " |\n|---" + "|---:" * (len(head) - 1) + "|")
             for line in body:
@@ -444,7 +447,7 @@ def show(form: str, rows: list[Row], held: list[Demand], about: str) -> None:
 
     out = Console(highlight=False, markup=False)
     out.width = max(out.width, 150)
-    out.print(f"SGLang's tree cores and ours\n{about}\n")
+    out.print(f"Tree cores: SGLang's and ours\n{about}\n")
     for head, body in ((headings, table), (asked, wanted)):
         shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for i, heading in enumerate(head):
@@ -456,13 +459,13 @@ def show(form: str, rows: list[Row], held: list[Demand], about: str) -> None:
 
 
 def main() -> None:
-    """Run all and print."""
+    """Run all measurements and print them."""
     parser = argparse.ArgumentParser(description="SGLang's own prefix caches and ours.")
     form = parser.add_mutually_exclusive_group()
     for name in ("json", "markdown"):
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, default="table")
-    parser.add_argument("--quick", action="store_true", help="fewer turns, and no cache of 100,000 leaves")
-    parser.add_argument("--evict", action="store_true", help="the rows of evict alone")
+    parser.add_argument("--quick", action="store_true", help="fewer turns, at most 10,000 leaves")
+    parser.add_argument("--evict", action="store_true", help="only the rows of evict")
     parser.add_argument(
         "--cpu", action="store_true", help="count processor time, which leaves out interruptions"
     )
@@ -482,8 +485,8 @@ def main() -> None:
         for leaves in (1000, 10_000) if options.quick else (1000, 10_000, 100_000):
             rows += evict(page_size, leaves, turns)
             loops.append(calibrate())
-    held = demands({row.name: row for row in rows})
-    show(options.form, rows, held, machine(before, loops))
+    limits = demands({row.name: row for row in rows})
+    show(options.form, rows, limits, machine(before, loops))
 
 
 if __name__ == "__main__":

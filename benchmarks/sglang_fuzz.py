@@ -1,9 +1,9 @@
-"""100,000 random operations on real SGLang caches under our orders, over all mixes of components.
+"""100,000 random operations on real SGLang caches under our orders, over all combinations of components.
 
     python benchmarks/sglang_fuzz.py [--steps 100000] [--core python|rust] [--only NAME] [--seed 0]
 
-After each operation: SGLang's own ``sanity_check``, a count of every slot, and our records against its
-tree. At the end of each part: everything is evicted and no slot may be missing. Needs SGLang on CPU.
+After each operation it runs SGLang's own ``sanity_check``, counts every slot, and compares our records with
+its tree. At the end of each part everything is evicted, and no slot may be missing. Needs SGLang on CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PART = 500
 
 
 def main() -> None:
-    """Run the operations, mix by mix, and print what was done."""
+    """Run the operations, mix by mix, and print their counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000, help="operations over all mixes")
     parser.add_argument("--only", default="", help="mixes whose name contains this")

@@ -1,16 +1,19 @@
-"""What a policy costs inside SGLang: match, insert and evict of requests on a full pool, taking turns.
+"""The overhead of a policy inside SGLang: match, insert and evict on a full pool, caches taking turns.
 
     python benchmarks/sglang_policies.py [--policies lru,hazard] [--requests 3000] [--cpu] [--markdown]
 
-Chats that share a system prompt, interleaved, each turn the chat so far and 200 tokens more, between them
-prompts that come once; SGLang's real pools, allocators, ``Req`` and scheduler functions, without the model.
-Every cache gets each request before the next one begins. "Cache" is the time spent in
-the cache's own ``match_prefix``, ``insert`` and ``evict_for_alloc``, SGLang's part of them included;
-"request" is all of a request, from its first match to its release. Ratios are to costcache's LRU on the same
-(Python) tree core, of the means and of the medians. Requests count from when eight times as many tokens have
-been evicted as the pool holds: hazard remembers six times as many, and is cheaper as long as there are
-fewer. Caches find different prefixes, and so have different work: "hit" says how much. SGLang's own cache on
-the Rust core stands beside them, for which most policies are not made.
+The prompts are interleaved chats that share system prompts, each turn the chat so far and 200 tokens more,
+and prompts in between that never come again. They run through SGLang's real pools, allocators, ``Req`` and
+scheduler functions, without the model. Every cache serves each request before the next one begins.
+
+"Cache" is the time spent in the cache's own ``match_prefix``, ``insert`` and ``evict_for_alloc``, including
+SGLang's part of them. "Request" is the time of a whole request, from its first match to its release. Ratios
+are to costcache's LRU on the same (Python) tree core, of the means and of the medians. Caches hit different
+prefixes, and so have different work; "hit" is the token hit rate. SGLang's own cache on the Rust core is
+listed too, though most policies cannot run on that core.
+
+Requests count once eight times as many tokens have been evicted as the pool has slots. hazard remembers six
+times as many, and is cheaper while it remembers fewer.
 """
 
 from __future__ import annotations
@@ -28,21 +31,21 @@ import sglang_core
 from _report import calibrate, load
 
 PER_CHAT = 1638
-"""Slots for each chat at a time, which is not enough."""
+"""Slots per concurrent chat: too few to cache them all."""
 TURNOVERS = 8
-"""How often the pool's slots have been evicted when requests begin to count."""
+"""Requests begin to count when the pool's slots have been evicted this many times."""
 STOCK = "SGLang, Rust core"
 
 
 def stream(at_a_time: int) -> Iterator[list[int]]:
-    """Prompts without end: of ``at_a_time`` chats, half of which ask most, and some that come once."""
+    """Yield prompts without end: of ``at_a_time`` chats, half of them busier, and some that come once."""
     rng = random.Random(0)
 
     def words(count: int) -> list[int]:
         return [rng.randrange(3, 100_000) for _ in range(count)]
 
     systems = [words(600) for _ in range(4)]
-    # Of all ages from the start.
+    # Chats of all ages from the start.
     chats = [rng.choice(systems) + words(200 * rng.randrange(17)) for _ in range(at_a_time)]
     while True:
         if rng.random() < 0.2:
@@ -58,7 +61,7 @@ def stream(at_a_time: int) -> Iterator[list[int]]:
 
 @dataclass
 class Served:
-    """One cache, and what its requests took, in microseconds."""
+    """One cache, and the times of its requests in microseconds."""
 
     server: Any
     inside: int = 0
@@ -86,7 +89,7 @@ class Served:
         return counted
 
     def serve(self, prompt: list[int]) -> None:
-        """One request from start to end."""
+        """Serve one request from start to end."""
         req = self.server.request(prompt)
         self.inside = 0
         start = sglang_core.clock()
@@ -96,21 +99,21 @@ class Served:
         self.cache.append(self.inside / 1000)
 
     def forget(self) -> None:
-        """What has been served so far does not count."""
+        """Forget everything measured so far."""
         self.cache.clear()
         self.request.clear()
         self.hit = 0
 
 
 def serve(prompt: list[int], caches: dict[str, Served]) -> int:
-    """One request through every cache; returns its tokens."""
+    """Serve one request from every cache; returns its tokens."""
     for cache in caches.values():
         cache.serve(prompt)
     return len(prompt)
 
 
 def servers(policies: list[str], page_size: int, slots: int) -> dict[str, Served]:
-    """A server for each cache."""
+    """Build a server for each cache."""
     from tests.sglang.pools import Shape, cost_cache, stock_cache
 
     def shape(core: str) -> Any:
@@ -124,7 +127,7 @@ def servers(policies: list[str], page_size: int, slots: int) -> dict[str, Served
 
 
 def measure(policies: list[str], page_size: int, slots: int, requests: int) -> list[list[str]]:
-    """Rows of the table."""
+    """Measure one pool size and page size; returns rows of the table."""
     caches = servers(policies, page_size, slots)
     prompts = stream(slots // PER_CHAT)
     counts = caches["lru"].server.cache.pools.kv.counters
@@ -150,17 +153,17 @@ def measure(policies: list[str], page_size: int, slots: int, requests: int) -> l
 
 
 def main() -> None:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description="What a policy costs inside SGLang.")
+    """Run all measurements and print the table."""
+    parser = argparse.ArgumentParser(description="The overhead of a policy inside SGLang.")
     parser.add_argument("--policies", default="lru,hazard", help="lru and others, with commas")
-    parser.add_argument("--requests", type=int, default=3000, help="that count")
-    parser.add_argument("--slots", default="65536,524288", help="sizes of the pool, with commas")
+    parser.add_argument("--requests", type=int, default=3000, help="requests that count")
+    parser.add_argument("--slots", default="65536,524288", help="pool sizes, with commas")
     parser.add_argument("--cpu", action="store_true", help="count processor time")
-    parser.add_argument("--markdown", action="store_true", help="with the title of a page")
+    parser.add_argument("--markdown", action="store_true", help="print the title of a page too")
     options = parser.parse_args()
     policies = options.policies.split(",")
     if "lru" not in policies:
-        parser.error("--policies needs lru, to which the others are compared")
+        parser.error("--policies must include lru, with which the others are compared")
     if options.cpu:
         sglang_core.clock = sglang_core.thread_time_ns
     before, loops = load(), [calibrate()]
@@ -172,7 +175,7 @@ def main() -> None:
             rows += measure(policies, page_size, slots, options.requests)
             loops.append(calibrate())
     if options.markdown:
-        print("# What a policy costs inside SGLang\n\n    python benchmarks/sglang_policies.py --markdown\n")
+        print("# Overhead of a policy inside SGLang\n\n    python benchmarks/sglang_policies.py --markdown\n")
     print(f"{sglang_core.machine(before, loops)}.\n")
     averages = "mean | to LRU | median | to LRU"
     print(f"| µs | hit, % | cache, {averages} | request, {averages} |\n|---|" + "---:|" * 9)

@@ -1,13 +1,13 @@
-"""A hybrid model's users on SGLang's own classes: cached tokens under stock, and under our policies.
+"""Cached tokens of a hybrid model on SGLang's own classes, under stock and under our policies.
 
     python benchmarks/sglang_states.py [--policies stock,hazard] [--seeds 0-4,5-14] [--requests 100]
                                        > benchmarks/results/sglang_states.md
 
-Streams of ``tests/sglang/streams.py``: chats that share system prompts and go on at paces of their own, and
-bursts of documents that are asked about once. Pages of 64, 2,048 KV slots, 16 states, ``extra_buffer``,
-prefill in chunks of 512: the settings of the test on a real Engine. States are kept where SGLang's forward
-pass keeps them: at the last whole page of a chunk, or at a branch seen before in its place. Needs SGLang
-on CPU.
+The streams are those of ``tests/sglang/streams.py``: chats that share system prompts and continue at their
+own pace, and bursts of documents that are asked about once. Pages of 64, 2,048 KV slots, 16 states,
+``extra_buffer``, prefill in chunks of 512: the settings of the test on a real Engine. States are kept where
+SGLang's forward pass keeps them: at the last whole page of a chunk, or instead at a branch seen before. Needs
+SGLang on CPU.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SHAPE = Shape("mamba", PAGE, tokens=2048, states=16, requests=4)
 
 
 class Streamed(Server):
-    """Requests in chunks, each of which leaves one state."""
+    """A server that prefills in chunks, each of which leaves one state."""
 
     def start(self, req: Any) -> int:
-        """Prefill; returns the tokens that the cache had."""
+        """Prefill a request; returns its cached tokens."""
         cache, rows = self.cache, self.rows
         req.init_next_round_input(cache)
         cached = at = int(req.prefix_len)
@@ -77,7 +77,7 @@ class Streamed(Server):
 
 
 def found(policy: str, prompts: list[list[int]]) -> int:
-    """Cached tokens of a stream on an empty cache."""
+    """Serve a stream from an empty cache; returns its cached tokens."""
     cache = stock_cache(SHAPE) if policy == "stock" else cost_cache(SHAPE, policy=policy)
     server = Streamed(cache, SHAPE)
     tokens = sum(server.serve(prompt, output=[3, 4, 5, 6]) for prompt in prompts)
@@ -86,15 +86,15 @@ def found(policy: str, prompts: list[list[int]]) -> int:
 
 
 def main() -> None:
-    """Run all and print."""
-    parser = argparse.ArgumentParser(description="A hybrid model's users on SGLang's classes.")
+    """Serve all streams and print the table."""
+    parser = argparse.ArgumentParser(description="Cached tokens of a hybrid model on SGLang's classes.")
     parser.add_argument("--policies", default="stock,hazard")
     parser.add_argument("--seeds", default="0-4,5-14", help="ranges of streams")
-    parser.add_argument("--requests", type=int, default=100, help="of a stream")
+    parser.add_argument("--requests", type=int, default=100, help="per stream")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     policies = options.policies.split(",")
-    print(f"# A hybrid model's users on SGLang\n\n{(__doc__ or '').split('sglang_states.md')[1].strip()}\n")
+    print(f"# A hybrid model on SGLang's classes\n\n{(__doc__ or '').split('sglang_states.md')[1].strip()}\n")
     print("| cached tokens | " + " | ".join(policies) + " |")
     print("|---|" + "---:|" * len(policies), flush=True)
     for seeds in options.seeds.split(","):

@@ -1,13 +1,13 @@
-"""What hazard gains from tables that it learned before, on requests that it has not seen.
+"""Gain of hazard from tables learned earlier, on requests that it has not seen.
 
     python benchmarks/tables.py [--workloads NAME ...] [--pools PERCENT ...] > benchmarks/results/tables.md
 
 One half of a workload is replayed and its tables are saved; the other half is replayed without and with
-them, each time from an empty cache. The halves are every second session where sessions are known, and else
-the earlier and the later requests. The plain replay: prompts are cached, generated tokens are not, one
-request at a time. Pools are in % of the half's distinct whole pages. Then: tables converted from seconds to
-counts of requests, and tables of another workload. Recorded traces are in $COSTCACHE_TRACES or
-../shared/traces; those that are missing are left out and named. It takes five minutes on one core.
+them, each time from an empty cache. The halves are alternate sessions if sessions are known, else the earlier
+and the later requests. Plain replay: prompts are cached, generated tokens are not, one request at a time.
+Pools are in % of the half's distinct whole pages. Two more comparisons: tables converted from seconds to
+counts of requests, and tables of another workload. Recorded traces are looked for in $COSTCACHE_TRACES, else
+in ../shared/traces; missing ones are named and skipped. Takes five minutes on one core.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ STRANGE = 5
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """One half of a workload, prepared."""
+    """One half of a workload, ready to replay."""
 
     simulator: Simulator
     page: int
 
     def pool(self, percent: int) -> int:
-        """Tokens of a pool."""
+        """Size of a pool in tokens."""
         return self.simulator.trace.distinct_pages(self.page) * percent // 100 * self.page
 
     def rate(self, percent: int, policy: str, tables: Path | None = None) -> float:
-        """Token hit rate in %."""
+        """Measure the token hit rate in %."""
         own = {"tables": tables} if tables is not None else {}
         settings = Settings(policy=policy, policy_settings=own)
         return 100 * self.simulator.run(settings, self.pool(percent)).token_hit_rate
 
     def learn(self, percent: int, path: Path) -> Path:
-        """Replay it and save what was learned."""
+        """Replay this half and save the tables that hazard learned."""
         text = explain(self.simulator, Settings(policy="hazard"), self.pool(percent)).tables
         path.write_text(text or "")
         return path
 
 
 def halves(trace: Trace, page: int) -> tuple[Half, Half]:
-    """Every second session, or the earlier and the later requests."""
+    """Split a trace by alternate sessions, or into the earlier and the later requests."""
     trace = trace.in_time_order()
     if trace.sessions is None:
         second = np.arange(len(trace)) >= len(trace) // 2
@@ -83,16 +83,16 @@ def halves(trace: Trace, page: int) -> tuple[Half, Half]:
 
 
 def counted(half: Half) -> Half:
-    """The same with a clock that counts requests."""
+    """Return the same half with a clock that counts requests."""
     trace = half.simulator.trace
     counts = replace(trace, timestamps=np.arange(1.0, len(trace) + 1))
     return Half(Simulator(counts, MODEL, Deployment(page_size=half.page)), half.page)
 
 
 def in_requests(path: Path) -> Path:
-    """Tables that are converted to counts of requests when they are loaded.
+    """Write tables that loading converts to counts of requests.
 
-    The replay's clock is one of seconds that counts requests, so the file says the same backwards.
+    The replay's clock is nominally in seconds but counts requests, so the file claims the reverse conversion.
     """
     tables = read_tables(path)
     rate = 1.0 / (tables.seconds_per_request or 1.0)
@@ -103,7 +103,7 @@ def in_requests(path: Path) -> Path:
 
 
 def own_tables(name: str, first: Half, last: Half, pools: Sequence[int], folder: Path) -> list[list[str]]:
-    """Tables of the workload's own other half."""
+    """Measure tables of the workload's own other half."""
     rows = []
     by_count = counted(last)
     for percent in pools:
@@ -127,7 +127,7 @@ def own_tables(name: str, first: Half, last: Half, pools: Sequence[int], folder:
 
 
 def strange_tables(ready: dict[str, tuple[Half, Half]], folder: Path) -> list[list[str]]:
-    """Tables of each workload on each other one."""
+    """Measure the tables of each workload on each other workload."""
     rows = []
     for to, (_, last) in ready.items():
         empty = last.rate(STRANGE, "hazard")
@@ -141,9 +141,9 @@ def strange_tables(ready: dict[str, tuple[Half, Half]], folder: Path) -> list[li
 
 
 def main() -> None:
-    """Run all and print."""
+    """Run all replays and print the tables."""
     every = [*FILES, *(name for name in WORKLOADS if name != "random")]
-    parser = argparse.ArgumentParser(description="What hazard gains from tables that it learned before.")
+    parser = argparse.ArgumentParser(description="Gain of hazard from tables learned earlier.")
     parser.add_argument("--workloads", nargs="+", default=NAMES, choices=every, metavar="NAME")
     parser.add_argument("--pools", nargs="+", type=int, default=POOLS, metavar="PERCENT")
     options = parser.parse_args()
@@ -157,19 +157,19 @@ def main() -> None:
             found += own_tables(workload, *ready[workload], options.pools, folder)
         strange = strange_tables(ready, folder) if STRANGE in options.pools else []
     command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
-    print(f"# Tables learned before\n\n    {command}\n")
+    print(f"# Starting from learned tables\n\n    {command}\n")
     print(
-        "Token hit rates in % of one half of each workload, from an empty cache, and the points that tables "
-        "learned on the other half add.\n"
+        "Token hit rates in % on one half of each workload, from an empty cache, and the points gained by "
+        "starting from tables learned on the other half.\n"
     )
     table(["workload", "pool", "lru", "hazard", "with tables", "gain", "counting requests", "gain"], found, 2)
     gains = [float(row[5]) for row in found]
     print(
         f"Gain {min(gains):+.2f} at worst, {sum(gains) / len(gains):+.2f} on average, {max(gains):+.2f} at "
-        "best. The last two columns are of a clock that counts requests, and of tables converted to it.\n"
+        "best. The last two columns have a clock that counts requests, and tables converted to it.\n"
     )
     if strange:
-        print(f"## Tables of another workload\n\nPoints that they add, pools of {STRANGE} %.\n")
+        print(f"## Tables of another workload\n\nPoints gained from them, at pools of {STRANGE} %.\n")
         table(["requests of", "hazard", *(f"tables of {other}" for other in ready)], strange)
 
 

@@ -1,9 +1,9 @@
-"""Reading trace files: seconds and memory of each recorded format, the whole of the largest included.
+"""Reading trace files: seconds and memory for each recorded format, including all of the largest file.
 
     python benchmarks/traces.py [--json | --markdown]
 
-The recorded traces are in $COSTCACHE_TRACES or ../shared/traces. Each file is read in a process of its
-own, from its compressed form to columns in memory; its known sizes are checked.
+Recorded traces are looked for in $COSTCACHE_TRACES, else in ../shared/traces. Each file is read in a process
+of its own, from its compressed form to columns in memory. Its known sizes are checked.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ MOST_SECONDS, MOST_MIB = 300.0, 4096.0
 
 
 def measure(path: Path, requests: int, tokens: int, ideal: float) -> tuple[float, float]:
-    """Seconds to read a file, and the most memory of the process in MiB."""
+    """Measure the seconds to read a file, and the peak memory of the process in MiB."""
     start = perf_counter()
     trace = load_trace(path)
     seconds = perf_counter() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    check(len(trace) == requests and int(trace.input_tokens.sum()) == tokens, "of the known size")
-    check(abs(trace.ideal_hit_rate(trace.block_size) - ideal) < 0.001, "of the known ideal hit rate")
+    check(len(trace) == requests and int(trace.input_tokens.sum()) == tokens, "the known size")
+    check(abs(trace.ideal_hit_rate(trace.block_size) - ideal) < 0.001, "the known ideal hit rate")
     return seconds, memory
 
 
 def main() -> None:
-    """Run all and print."""
+    """Read all files and print the report."""
     parser = argparse.ArgumentParser(description="Seconds to read trace files.")
     form = parser.add_mutually_exclusive_group()
     for name in ("json", "markdown"):
@@ -51,11 +51,11 @@ def main() -> None:
     for name, known in FILES.items():
         path = recorded_traces() / name
         if not path.is_file():
-            print(f"{path} is missing: left out")
+            print(f"{path} is missing: skipped")
             continue
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
             seconds, memory = alone.submit(measure, path, *known).result()
-        check(memory < MOST_MIB, f"under {MOST_MIB:.0f} MiB")
+        check(memory < MOST_MIB, f"less than {MOST_MIB:.0f} MiB")
         report.add(name, seconds, MOST_SECONDS if name.endswith(".xz") else None, MiB=memory)
     report.show(options.form)
 

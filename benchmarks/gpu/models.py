@@ -1,7 +1,7 @@
 """Configs of full-size models for an Engine with dummy weights: the shapes are real, the weights are not.
 
-Every field is that of the model's own config.json, but for the hybrid's number of layers and of experts. The
-Engine needs more of them than costcache's presets have.
+Every field is that of the model's own config.json, except for the hybrid's numbers of layers and experts. The
+Engine needs more fields than costcache's presets have.
 """
 
 from __future__ import annotations
@@ -119,7 +119,11 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def write_model(name: str, folder: Path) -> Path:
-    """The folder of a model: one of :data:`MODELS`, written under ``folder``, or one with a config.json."""
+    """Return a model's folder: one of :data:`MODELS`, written under ``folder``, or one with a config.json.
+
+    Raises:
+        FileNotFoundError: If ``name`` is neither.
+    """
     if name not in MODELS:
         path = Path(name)
         if not (path / "config.json").is_file():

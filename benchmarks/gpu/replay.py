@@ -1,19 +1,19 @@
-r"""Real SGLang Engines under several eviction policies: the same requests through each, in turn, on one GPU.
+r"""Measures eviction policies on real SGLang Engines: the same requests through each, in turn, on one GPU.
 
     python benchmarks/gpu/replay.py --out gpu.jsonl --model llama-3-8b --workload chat --requests 1500 \
         --rate 18 --outputs 0.125 --pool 5% --policies lru costcache costcache:lru costcache lru
     python benchmarks/gpu/report.py gpu.jsonl > benchmarks/results/gpu.md
 
-It needs SGLang 0.5.23 with costcache installed beside it, and a GPU. ``lru`` is SGLang's own cache;
-costcache's names are those of ``--radix-eviction-policy``. One Engine is started for each different policy,
-all at once; then they run one at a time, in the order given. Give an order that reads the same from both
-ends, so that what drifts over time touches all alike. Before each run the Engine is warmed up and its cache
-emptied.
+Needs SGLang 0.5.23 with costcache installed beside it, and a GPU. ``lru`` is SGLang's own cache; costcache's
+names are those of ``--radix-eviction-policy``. One Engine per distinct policy is started, all at once; then
+they run one at a time, in the order given. Give an order that is a palindrome, so that drift over time
+affects all policies alike. Before each run the Engine is warmed up and its cache is emptied.
 
 ``costcache{"headroom": 0.005}`` is the policy ``costcache`` with settings: the JSON object of
-``--radix-eviction-policy-config``. ``costcache@FOLDER`` is that of another build, which is imported from
-FOLDER: plain Python beside the compiled one, say, which ``COSTCACHE_COMPILE=0 pip install --target FOLDER .``
-puts there. The report counts it apart. Both together are ``costcache{"headroom": 0.005}@FOLDER``.
+``--radix-eviction-policy-config``. ``costcache@FOLDER`` is the policy of another build, imported from FOLDER:
+for example plain Python beside the compiled package, installed with
+``COSTCACHE_COMPILE=0 pip install --target FOLDER .``. The report lists it separately. Both together are
+``costcache{"headroom": 0.005}@FOLDER``.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Policy(NamedTuple):
     """A policy to measure.
 
     Attributes:
-        text: As on the command line.
+        text: The policy as given on the command line.
         name: Its ``--radix-eviction-policy``.
         settings: Its ``--radix-eviction-policy-config``.
-        folder: Where costcache is imported from; empty for the one that is installed.
+        folder: Folder from which costcache is imported; empty for the installed one.
     """
 
     text: str
@@ -71,7 +71,7 @@ class Policy(NamedTuple):
         """Read ``NAME``, ``NAME{JSON}``, ``NAME@FOLDER`` or ``NAME{JSON}@FOLDER``.
 
         Raises:
-            ArgumentTypeError: It is none of these.
+            ArgumentTypeError: If the text has none of these forms.
         """
         name, at, folder = text.partition("@")
         settings: Any = {}
@@ -81,23 +81,23 @@ class Policy(NamedTuple):
                 settings, end = json.JSONDecoder().raw_decode(brace + rest)
             except json.JSONDecodeError as error:
                 raise ArgumentTypeError(
-                    f"{text!r} has settings that are no JSON object ({error.msg}, column {error.colno} of "
-                    'them): give NAME{"SETTING": VALUE}, in quotes for the shell'
+                    f"{text!r} has settings that are not a JSON object ({error.msg}, column {error.colno} of "
+                    'them): give NAME{"SETTING": VALUE}, quoted for the shell'
                 ) from None
             between, at, folder = (brace + rest)[end:].partition("@")
             if between:
                 raise ArgumentTypeError(
-                    f"{text!r} has {between!r} behind its settings: only @FOLDER may be there"
+                    f"{text!r} has {between!r} after its settings: only @FOLDER may follow"
                 )
         if not name:
-            raise ArgumentTypeError(f"{text!r} has no policy's name in front")
+            raise ArgumentTypeError(f"{text!r} has no policy name: give NAME, NAME{{JSON}} or NAME@FOLDER")
         if at and not folder:
-            raise ArgumentTypeError(f"{text!r} has no folder behind the @")
+            raise ArgumentTypeError(f"{text!r} has no folder after the @: give NAME@FOLDER")
         return cls(text, name, settings, folder)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The Engine's arguments that choose it."""
+        """Engine arguments that choose this policy."""
         chosen: dict[str, Any] = {"radix_eviction_policy": self.name}
         if self.settings:
             chosen["radix_eviction_policy_config"] = self.settings
@@ -105,7 +105,7 @@ class Policy(NamedTuple):
 
 
 class Server(NamedTuple):
-    """A process with an Engine; ``policy`` as on the command line."""
+    """A process with an Engine; ``policy`` is as given on the command line."""
 
     policy: str
     process: Any
@@ -113,10 +113,10 @@ class Server(NamedTuple):
     log: Path
 
     def answer(self) -> dict[str, Any]:
-        """Its next answer.
+        """Wait for its next answer.
 
         Raises:
-            RuntimeError: It failed.
+            RuntimeError: If the Engine failed.
         """
         try:
             answer: dict[str, Any] = self.pipe.recv()
@@ -154,10 +154,10 @@ def start(
 
 @contextmanager
 def imports_from(folder: str) -> Iterator[None]:
-    """Processes that are started meanwhile, and theirs, look for modules in this folder first.
+    """Make processes started within, and their children, import from this folder first.
 
     Raises:
-        FileNotFoundError: There is no costcache in it.
+        FileNotFoundError: If there is no costcache in the folder.
     """
     if not folder:
         yield
@@ -173,33 +173,35 @@ def imports_from(folder: str) -> Iterator[None]:
 
 
 def pool_of(text: str, trace: Trace) -> int:
-    """Tokens of a pool: a number, or a share of the prompts' distinct tokens."""
+    """Size of a pool in tokens, from a number or a share of the prompts' distinct tokens."""
     if text.endswith("%"):
         return int(trace.distinct_pages(1) * float(text[:-1]) / 100)
     return int(text)
 
 
 def note(began: float, text: str) -> None:
-    """Say on stderr what happens."""
+    """Log progress to stderr."""
     print(f"[{time.perf_counter() - began:5.0f} s] {text}", file=sys.stderr, flush=True)
 
 
 def options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Eviction policies on real Engines.")
-    parser.add_argument("--out", type=Path, required=True, help="lines of JSON are added to this file")
-    parser.add_argument("--model", default="llama-3-8b", help="a name in models.py, or a config's folder")
+    parser.add_argument("--out", type=Path, required=True, help="file to which lines of JSON are appended")
+    parser.add_argument(
+        "--model", default="llama-3-8b", help="a name in models.py, or a folder with a config"
+    )
     parser.add_argument("--workload", default="chat", help="a generated workload, or the path of a trace")
     parser.add_argument("--requests", type=int, default=1500)
-    parser.add_argument("--shrink", type=int, default=1, help="divide the lengths of prompts by this")
-    parser.add_argument("--outputs", type=float, default=1.0, help="scale the generated tokens by this")
+    parser.add_argument("--shrink", type=int, default=1, help="divide prompt lengths by this")
+    parser.add_argument("--outputs", type=float, default=1.0, help="scale the number of generated tokens")
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
     parser.add_argument(
         "--clients",
         type=int,
         nargs="+",
         default=[0],
-        help="so many at once, in place of --rate; several numbers are measured in turn, 0 is --rate",
+        help="concurrent clients instead of --rate; several numbers are measured in turn, 0 means --rate",
     )
     parser.add_argument("--pool", default="5%", help="tokens, or a share of the prompts' distinct tokens")
     parser.add_argument(
@@ -208,15 +210,15 @@ def options() -> argparse.Namespace:
         nargs="+",
         default=[Policy.read(name) for name in ("lru", "costcache", "costcache", "lru")],
         metavar="POLICY",
-        help="in the order in which they run; NAME{JSON} has settings, NAME@FOLDER comes from a folder",
+        help="in running order; NAME{JSON} has settings, NAME@FOLDER is imported from a folder",
     )
-    parser.add_argument("--engine", type=json.loads, default={}, help="more arguments of the Engine, as JSON")
+    parser.add_argument("--engine", type=json.loads, default={}, help="more Engine arguments, as JSON")
     parser.add_argument("--logs", type=Path, default=None, help="folder for the Engines' logs")
     return parser.parse_args()
 
 
 def run() -> None:
-    """Measure."""
+    """Run all policies and append their figures to the file."""
     chosen = options()
     began = time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="costcache-gpu-"))
@@ -282,7 +284,7 @@ def run() -> None:
 
 
 def summary(found: dict[str, Any]) -> str:
-    """The main figures of a run in one line."""
+    """Summarise a run in one line."""
     requests = found["requests"]
     prompt, cached = (sum(each[key] for each in requests) for key in ("prompt", "cached"))
     times = sorted(each["ttft"] for each in requests)

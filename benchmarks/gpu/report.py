@@ -1,10 +1,10 @@
-"""Tables of what ``replay.py`` measured, beside what the simulator says of the same requests and pool.
+"""Prints the measurements of ``replay.py``, beside the simulator's prediction for the same requests and pool.
 
     python benchmarks/gpu/report.py FILE.jsonl ... [--traces FOLDER] > benchmarks/results/gpu.md
 
-The simulator's serving mode gets the tokens that were sent, the times at which they were to be sent, the
-pool, and one figure that was measured: the time per generated token. Its prefill model is that of the model,
-from one H100, so that it says nothing of several GPUs.
+The simulator's serving mode gets the tokens that were sent, the times at which they were due, the pool, and
+one measured figure: the time per generated token. Its prefill times were measured on one H100, so there is no
+prediction for several GPUs.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from costcache.sim.workloads import WORKLOADS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _report import table  # it lies in the folder above
+from _report import table  # in the folder above
 
 BLOCKS = 20
-"""Blocks of consecutive requests, for the standard error of a mean: neighbours wait for each other."""
+"""Blocks of consecutive requests, for the standard error of a mean: neighbours affect each other's waits."""
 
 EDGES = (0, 128, 512, 1024, 2048, 4096, 1 << 30)
-"""New tokens of a request: the buckets of times to first token."""
+"""Buckets of times to first token, by a request's new tokens."""
 
 SETTINGS = {
     "lru": Settings(policy="lru", trim="off"),  # SGLang's own cache frees whole leaves
@@ -52,7 +52,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one policy, as ``replay.py`` wrote it."""
+    """One run of one policy, as written by ``replay.py``."""
 
     line: dict[str, Any]
 
@@ -74,17 +74,17 @@ class Run:
 
     @property
     def folder(self) -> str:
-        """Where its costcache was imported from; empty for the one that was installed."""
+        """Folder from which its costcache was imported; empty for the installed one."""
         return str(self.line.get("folder", ""))
 
     @property
     def label(self) -> str:
-        """The policy, and costcache's build where the line says which it was."""
+        """The policy, with costcache's build if the line names it."""
         _, known, build = str(self.line["packages"].get("costcache", "")).partition(" (")
         return f"{self.policy} ({build}" if known and self.policy.startswith("costcache") else self.policy
 
     def column(self, key: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """One figure of each request."""
+        """One figure per request."""
         return np.array([each[key] for each in self.line["requests"]], np.float64)
 
     @property
@@ -99,30 +99,30 @@ class Run:
 
     @property
     def seconds_per_token(self) -> float:
-        """Seconds per generated token behind the first one, median over requests."""
+        """Seconds per generated token after the first, median over requests."""
         outputs = self.column("output")
         more = outputs > 1
         times = (self.column("seconds") - self.column("ttft"))[more] / (outputs[more] - 1)
         return float(np.median(times)) if times.size else 0.0
 
     def metric(self, name: str) -> float:
-        """A metric's growth during the run, added up over ranks; 0 where it has none."""
+        """Growth of a metric during the run, summed over ranks; 0 if it was not reported."""
         return float(self.line["metrics"].get(name, 0.0))
 
     @property
     def ranks(self) -> int:
-        """Processes that each evict on their own, and each count it."""
+        """Number of processes that each evict, and count evictions, on their own."""
         return int(self.line["engine"].get("tp_size", 1))
 
 
 def same(line: dict[str, Any]) -> str:
-    """What runs of one comparison have in common; they may come from several calls of ``replay.py``."""
+    """Key that the runs of one comparison share; they may come from several calls of ``replay.py``."""
     keys = ("model", "workload", "clients", "pool", "engine")
     return json.dumps({key: line[key] for key in keys}, sort_keys=True)
 
 
 def predict(runs: Sequence[Run], traces: Path) -> dict[str, Replay]:
-    """What the simulator says, by policy; nothing of other builds, models with states, or several GPUs."""
+    """Simulate each policy; without other builds, and empty for hybrid models and several GPUs."""
     line = runs[0].line
     if runs[0].ranks > 1:
         return {}
@@ -152,7 +152,7 @@ def predict(runs: Sequence[Run], traces: Path) -> dict[str, Replay]:
 
 
 def settings_of(run: Run) -> Settings:
-    """What the simulator is given for a run's policy."""
+    """Build the simulator's settings for a run's policy."""
     return Settings(**{**SETTINGS[run.name].model_dump(exclude_unset=True), **run.settings})
 
 
@@ -168,11 +168,12 @@ def show(runs: Sequence[Run], traces: Path) -> None:
     print(f"## {line['model']}{gpus}, {name}, {arrive}\n\n" + "".join(f"    {each}\n" for each in commands))
     print(
         f"{len(prompts):,} requests, {arrive}; lengths divided by {workload['shrink']}, generated tokens "
-        f"times {workload['outputs']:g}: prompts of {prompts.mean():,.0f} tokens on average and "
-        f"{prompts.max():,.0f} at most, {outputs.mean():.0f} generated. Pool {line['pool']:,} tokens, "
-        f"{100 * line['pool'] / line['distinct']:.1f} % of the prompts' {line['distinct']:,} distinct ones.\n"
+        f"scaled by {workload['outputs']:g}: prompts of {prompts.mean():,.0f} tokens on average and "
+        f"{prompts.max():,.0f} at most, {outputs.mean():.0f} generated tokens. The pool has "
+        f"{line['pool']:,} tokens, {100 * line['pool'] / line['distinct']:.1f} % of the "
+        f"{line['distinct']:,} distinct prompt tokens.\n"
     )
-    print("Runs in the order in which they were made; times to first token in ms.\n")
+    print("Runs in chronological order; times to first token in ms.\n")
     table(
         ["policy", "cached, %", "recomputed tokens", "mean", "p50", "p90", "p99", "requests/s"],
         [
@@ -191,12 +192,12 @@ def show(runs: Sequence[Run], traces: Path) -> None:
     table(["policy", *map(bucket, pairwise(EDGES))], [[run.label, *by_new(run)] for run in runs])
     predictions = predict(runs, traces)
     if predictions:
-        print("The simulator beside it.\n")
+        print("Predictions of the simulator.\n")
         table(
             ["policy", "cached, %", "predicted", "off by", "mean TTFT, ms", "predicted"],
             [compared(policy, runs, replay) for policy, replay in predictions.items()],
         )
-    print(f"Evictions{', of one rank' if gpus else ''}.\n")
+    print(f"Evictions{' of one rank' if gpus else ''}.\n")
     table(
         [
             "policy",
@@ -213,7 +214,7 @@ def show(runs: Sequence[Run], traces: Path) -> None:
 
 
 def differences(runs: Sequence[Run]) -> Iterable[str]:
-    """Mean time to first token of each policy against the first one's, request by request."""
+    """Yield the mean time to first token of each policy against the first one's, request by request."""
     times = {
         policy: np.mean([run.column("ttft") for run in runs if run.policy == policy], axis=0)
         for policy in dict.fromkeys(run.policy for run in runs)
@@ -223,14 +224,14 @@ def differences(runs: Sequence[Run]) -> Iterable[str]:
         blocks = np.array([block.mean() for block in np.array_split(times[policy] - times[first], BLOCKS)])
         error = blocks.std(ddof=1) / BLOCKS**0.5
         yield (
-            f"Mean time to first token, {policy} against {first}, means of their runs: "
+            f"Mean time to first token of {policy} minus that of {first}, means of their runs: "
             f"{1e3 * (times[policy] - times[first]).mean():+.1f} ± {1e3 * error:.1f} ms (standard error over "
             f"{BLOCKS} blocks of requests).\n\n"
         )
 
 
 def command(line: dict[str, Any]) -> str:
-    """How to make these runs again."""
+    """Command that repeats these runs."""
     workload = line["workload"]
     arrive = f"--clients {line['clients']}" if line["clients"] else f"--rate {workload['rate']:g}"
     extra = {key: value for key, value in line["engine"].items() if ENGINE.get(key) != value}
@@ -244,20 +245,20 @@ def command(line: dict[str, Any]) -> str:
 
 
 def bucket(edges: tuple[int, int]) -> str:
-    """A bucket's heading."""
+    """Heading of a bucket."""
     low, high = edges
     return f"{low:,} up" if high == EDGES[-1] else f"{low:,} to {high - 1:,}"
 
 
 def by_new(run: Run) -> Iterable[str]:
-    """Median time to first token in each bucket, and how many requests it has."""
+    """Yield the median time to first token in each bucket, with its number of requests."""
     for low, high in pairwise(EDGES):
         times = run.column("ttft")[(run.new >= low) & (run.new < high)]
         yield f"{1e3 * np.median(times):.1f} ({times.size})" if times.size else ""
 
 
 def compared(policy: str, runs: Sequence[Run], replay: Replay) -> list[str]:
-    """Measured and predicted, means over a policy's runs."""
+    """Row of measured and predicted figures, means over a policy's runs."""
     own = [run for run in runs if run.policy == policy]
     found = statistics.mean(run.cached for run in own)
     predicted = 100 * replay.token_hit_rate
@@ -273,7 +274,7 @@ def compared(policy: str, runs: Sequence[Run], replay: Replay) -> list[str]:
 
 
 def evictions(run: Run) -> list[str]:
-    """What evicting took: choosing victims alone, which only costcache measures, and all of it."""
+    """Row of eviction times: choosing victims alone, which only costcache measures, and in all."""
 
     def of_one(name: str) -> float:
         return run.metric(name) / run.ranks  # all ranks evict the same
@@ -293,7 +294,7 @@ def evictions(run: Run) -> list[str]:
 
 
 def main() -> None:
-    """Print all."""
+    """Print all comparisons."""
     parser = argparse.ArgumentParser(description="Tables of measurements on a GPU.")
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"), help="recorded traces")
@@ -305,7 +306,7 @@ def main() -> None:
             groups.setdefault(same(line), []).append(Run(line))
     first = next(iter(groups.values()))[0].line
     print("# SGLang on a GPU\n\n    python benchmarks/gpu/report.py gpu.jsonl\n")
-    # Builds stand beside the runs.
+    # The tables name the builds.
     versions = {name: version.partition(" (")[0] for name, version in first["packages"].items()}
     print(", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
     print(f"Engines: `{json.dumps(first['engine'])}`.\n")

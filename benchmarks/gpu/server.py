@@ -1,4 +1,4 @@
-"""One Engine in a process of its own: it starts, warms up, and replays requests when it is told to.
+"""Runs one Engine in a process of its own: it starts, warms up, and replays requests on demand.
 
 The Engine is SGLang's server without HTTP: the same scheduler, cache and model runner. A driver talks to it
 over a pipe, so that several Engines can start at once on one GPU and then take turns.
@@ -23,7 +23,7 @@ import numpy as np
 __all__ = ["Job", "main"]
 
 COUNTED = ("costcache:", "sglang:evict")
-"""Metrics that are reported."""
+"""Prefixes of the metrics that are reported."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Job:
         prompts: Token ids of each prompt.
         outputs: Tokens to generate for each.
         times: When to send each, in seconds.
-        clients: Send the next one when one of so many ends, whatever ``times`` says; None to obey ``times``.
+        clients: Keep so many requests running and send the next when one ends; None to send by ``times``.
     """
 
     prompts: list[list[int]]
@@ -46,12 +46,12 @@ class Job:
 def main(pipe: Connection, arguments: dict[str, Any], log: Path) -> None:
     """Run an Engine until the pipe closes.
 
-    Each job gets a line of figures, or ``{"error": ...}``; the first answer says that the Engine is up.
+    The first answer says that the Engine is up. Each job is answered with its figures, or ``{"error": ...}``.
 
     Args:
-        pipe: To the driver.
-        arguments: The Engine's.
-        log: Where output of the Engine goes.
+        pipe: Pipe to the driver.
+        arguments: Arguments of the Engine.
+        log: File for the Engine's output.
     """
     file = log.open("w")
     os.dup2(file.fileno(), sys.stdout.fileno())
@@ -76,7 +76,7 @@ def main(pipe: Connection, arguments: dict[str, Any], log: Path) -> None:
 
 
 class Server:
-    """An Engine and what is asked of it."""
+    """An Engine, warmed up and measured."""
 
     def __init__(self, arguments: dict[str, Any], metrics: Path) -> None:
         import sglang
@@ -87,7 +87,7 @@ class Server:
         self.most = int(arguments.get("max_total_tokens") or 8192) // 2
 
     def warm_up(self) -> None:
-        """Let kernels be compiled and memory be reserved: prompts of all lengths, and many at once."""
+        """Make the Engine compile kernels and reserve memory: prompts of all lengths, and many at once."""
         rng = np.random.default_rng(1)
 
         def draw(size: int) -> list[int]:
@@ -103,20 +103,20 @@ class Server:
         self.flush()
 
     def flush(self) -> None:
-        """Empty the cache, which starts a policy afresh.
+        """Empty the cache, which also resets the policy.
 
         Raises:
-            RuntimeError: The Engine did not.
+            RuntimeError: If the Engine does not empty it.
         """
         for _ in range(20):
             answer = self.engine.flush_cache()
             if getattr(answer, "success", True):
                 return
-            time.sleep(0.1)  # a request that has answered may still be on its way out
+            time.sleep(0.1)  # a request that has answered may not have been released yet
         raise RuntimeError(f"the cache could not be flushed: {answer}")
 
     def run(self, job: Job) -> dict[str, Any]:
-        """Replay a job on an empty cache that is warm otherwise."""
+        """Replay a job on a warmed-up Engine with an empty cache."""
         self.warm_up()
         before = self._counters()
         gc.collect()
@@ -164,7 +164,7 @@ class Server:
             "max_new_tokens": output,
             "temperature": 0.0,
             "ignore_eos": True,
-            "stream_interval": 1 << 20,  # the first token at once, the others together
+            "stream_interval": 1 << 20,  # sends the first token at once, and all others together
         }
         sent = time.perf_counter()
         first = 0.0
@@ -185,7 +185,7 @@ class Server:
         }
 
     def _counters(self) -> dict[str, float]:
-        """What SGLang's metrics say so far, summed over ranks, by name and bucket."""
+        """SGLang's metrics so far, summed over ranks, by name and bucket."""
         from prometheus_client import CollectorRegistry
         from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -202,7 +202,7 @@ class Server:
 
 
 def packages() -> dict[str, str]:
-    """Versions of what is measured, costcache's build with it, and the GPU's name and driver."""
+    """Versions of the measured packages, costcache's build, and the GPU's name and driver."""
     import subprocess
     from importlib.metadata import PackageNotFoundError, version
 

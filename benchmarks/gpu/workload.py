@@ -1,9 +1,9 @@
 """Requests for an Engine, token by token: a recorded or generated trace, made smaller and faster.
 
-A trace says which blocks are the same, not what is in them. Tokens are drawn from each block's id, so that
-equal blocks are equal tokens, on every run. ``shrink`` divides all lengths, blocks included: who shares how
-many blocks with whom stays as it is, and a prefill takes a fraction of the time. (Cutting long prompts off,
-or taking a few requests of full length, would change what is reused.)
+A trace says which blocks are the same, not what is in them. Tokens are derived from each block's id, so that
+equal blocks are equal tokens in every run. ``shrink`` divides all lengths, including those of blocks:
+requests share as many blocks as before, and a prefill takes a fraction of the time. (Truncating long prompts,
+or replaying a few requests at full length, would change what is reused.)
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from costcache.sim.workloads import WORKLOADS, generate
 
 __all__ = ["Workload", "build", "tokens_of"]
 
-SPECIAL = 10  # the first ids of a vocabulary are left out: some end a text
+SPECIAL = 10  # the first ids of a vocabulary are not used: some of them end a text
 
 Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What to send, and when.
+    """The requests to send, and their rate.
 
     Attributes:
-        source: A generated workload's name, or the path of a trace.
-        requests: The first so many.
-        shrink: Divides all lengths of prompts; a power of two that divides the trace's blocks.
-        outputs: Scales the number of generated tokens; at least one is.
+        source: Name of a generated workload, or path of a trace.
+        requests: Number of requests, from the start of the trace.
+        shrink: Divisor of all prompt lengths; it must divide the trace's block size.
+        outputs: Factor for the number of generated tokens, which is at least one.
         rate: Requests per second, on average; the trace's own pattern of arrivals is kept.
-        vocabulary: Token ids go from 10 to below this.
-        seed: Of the tokens.
+        vocabulary: Upper bound of token ids, exclusive; they start at 10.
+        seed: Seed of the tokens.
     """
 
     source: str
@@ -51,25 +51,27 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """A name for tables."""
+        """Name for tables."""
         return self.source if self.source in WORKLOADS else Path(self.source).name.split(".")[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """For a line of JSON; the trace by its name, wherever it lies."""
+        """Fields for a line of JSON, with the trace's file name in place of its path."""
         return {**asdict(self), "source": self.source if self.source in WORKLOADS else Path(self.source).name}
 
 
 def build(workload: Workload) -> Trace:
-    """The requests as a trace in blocks of one token, whose ids are the tokens themselves.
+    """Build the requests as a trace in blocks of one token, whose ids are the tokens themselves.
 
-    Generated tokens are named too, with ids that no prompt has: a server caches them as well.
+    Generated tokens get ids too, which no prompt has: a server caches them as well.
 
     Raises:
-        ValueError: The settings do not fit the trace.
+        ValueError: If the settings do not fit the trace.
     """
     source = generate(workload.source) if workload.source in WORKLOADS else load_trace(workload.source)
     if workload.requests > len(source):
-        raise ValueError(f"--requests is {workload.requests}, and {workload.name} has {len(source)}")
+        raise ValueError(
+            f"--requests is {workload.requests}, but {workload.name} has {len(source)}: give at most that"
+        )
     block, left = divmod(source.block_size, workload.shrink)
     if left or not block:
         raise ValueError(
@@ -100,15 +102,15 @@ def build(workload: Workload) -> Trace:
 
 
 def tokens_of(blocks: Int64, size: int, vocabulary: int, seed: int) -> Int64:
-    """``size`` tokens for each block id, int64 of shape (blocks * size,): a hash of id, place and seed.
+    """Make ``size`` tokens per block id, int64 of shape (blocks * size,): a hash of id, position and seed.
 
     The hash is splitmix64's finalizer (Steele, Lea, Flood, OOPSLA 2014).
     """
     within = np.arange(size, dtype=np.uint64)
-    places = (blocks.astype(np.uint64)[:, None] * np.uint64(size) + within).ravel()
+    positions = (blocks.astype(np.uint64)[:, None] * np.uint64(size) + within).ravel()
     state: NDArray[np.uint64]
     with np.errstate(over="ignore"):  # it counts modulo 2**64
-        state = (places + np.uint64(seed) * np.uint64(0xD1342543DE82EF95)) * np.uint64(0x9E3779B97F4A7C15)
+        state = (positions + np.uint64(seed) * np.uint64(0xD1342543DE82EF95)) * np.uint64(0x9E3779B97F4A7C15)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         state ^= state >> np.uint64(31)

@@ -1,6 +1,6 @@
-"""What a token holds, in bytes, and what it costs to bring back, in FLOPs and seconds.
+"""Cost of a cached token: its bytes, and the FLOPs and seconds to bring it back.
 
-`layers` has one function per layer kind, `token` adds them up over the layers of one rank, and `model`
+`layers` has one function per layer kind, `token` sums them over the layers of one rank, and `model`
 prices recomputing and reloading. Plugins compose the functions of `layers` and `token`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from costcache.cost.layers import (
     AttentionFlops,
     LayerBytes,
-    Pool,
+    PoolName,
     attention_flops,
     attention_kv_bytes,
     decompressed_latent_bytes,
@@ -25,7 +25,7 @@ __all__ = [
     "CostModel",
     "CostTerm",
     "LayerBytes",
-    "Pool",
+    "PoolName",
     "TokenCost",
     "attention_flops",
     "attention_kv_bytes",

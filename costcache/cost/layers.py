@@ -1,6 +1,6 @@
-"""What one layer holds and costs: one function per layer kind, for one rank.
+"""Bytes and FLOPs of one layer: one function per layer kind.
 
-FLOPs count a multiply-add as two.
+Bytes are those on one rank; FLOPs are those of the whole model, with a multiply-add counted as two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from costcache.model import FullAttention, LatentAttention, LayerSpec, SlidingWi
 __all__ = [
     "AttentionFlops",
     "LayerBytes",
-    "Pool",
+    "PoolName",
     "attention_flops",
     "attention_kv_bytes",
     "decompressed_latent_bytes",
@@ -23,18 +23,18 @@ __all__ = [
     "state_bytes",
 ]
 
-Pool = Literal["kv", "swa", "state"]
+PoolName = Literal["kv", "swa", "state"]
 
-# DeepSeek's scaled fp8 layout: one fp32 scale for every 128 values (SGLang 0.5.23, DSA pool).
+# DeepSeek's scaled fp8 layout: one fp32 scale per 128 values (SGLang 0.5.23, DSA pool).
 _SCALE_BLOCK = 128
 _SCALE_BYTES = 4
 _STATE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 class LayerBytes(NamedTuple):
-    """What one layer keeps on one rank: bytes per token, or per state in the state pool."""
+    """Bytes that one layer caches on one rank: per token, or per state in the state pool."""
 
-    pool: Pool
+    pool: PoolName
     label: str
     formula: str
     bytes: int
@@ -43,8 +43,8 @@ class LayerBytes(NamedTuple):
 class AttentionFlops(NamedTuple):
     """FLOPs of one token's attention in one layer, per token of context.
 
-    ``per_context_token`` holds for the whole context; ``per_window_token`` for the last (or chosen)
-    ``window`` tokens only.
+    ``per_context_token`` applies to the whole context, ``per_window_token`` only to the last (or
+    selected) ``window`` tokens.
     """
 
     per_context_token: float
@@ -53,10 +53,10 @@ class AttentionFlops(NamedTuple):
 
 
 def attention_kv_bytes(layer: FullAttention | SlidingWindow, deployment: Deployment) -> int:
-    """Bytes per token per rank of a layer of MHA, GQA or sliding window.
+    """Bytes per token and rank of an MHA, GQA or sliding-window layer.
 
-    ``max(1, kv_heads / tp) x (head_dim + v_head_dim) x element``; 0 where an earlier layer's K/V
-    is shared. Raises `SettingsError` where heads cannot be divided over the ranks.
+    ``max(1, kv_heads / tp) x (head_dim + v_head_dim) x element``; 0 if the layer shares an earlier
+    layer's K/V. Raises `SettingsError` if the heads cannot be divided over the ranks.
     """
     if layer.kv_shared:
         return 0
@@ -65,18 +65,18 @@ def attention_kv_bytes(layer: FullAttention | SlidingWindow, deployment: Deploym
 
 
 def latent_kv_bytes(layer: LatentAttention, deployment: Deployment) -> int:
-    """Bytes per token per rank of a latent layer, index key included.
+    """Bytes per token and rank of a latent layer, including its index key.
 
-    Each rank of attention keeps a whole copy: nothing is divided. A DSA layer in fp8_e4m3 uses
+    Every attention rank keeps a full copy: nothing is divided. A DSA layer in fp8_e4m3 uses
     DeepSeek's scaled layout: the latent in fp8, an fp32 scale per 128 values, the rotary key in
-    bf16 (656 bytes for 512/64); its index key is fp8 with a scale whatever the KV dtype.
-    Raises `SettingsError` where the scaled layout does not fit the latent.
+    bf16 (656 bytes for 512/64). Its index key is fp8 with a scale, whatever the KV dtype.
+    Raises `SettingsError` if the scaled layout does not fit the latent.
     """
     return _latent_row_bytes(layer, deployment) + _index_bytes(layer)
 
 
 def decompressed_latent_bytes(layer: LatentAttention, deployment: Deployment) -> int:
-    """Bytes per token per rank if every head's key and value were kept, index key included."""
+    """Bytes per token and rank if every head's key and value were cached, including the index key."""
     heads = _heads_per_rank(layer.heads, deployment, "attention heads")
     per_head = layer.decompressed_dim // layer.heads
     return heads * per_head * deployment.kv_bytes + _index_bytes(layer)
@@ -86,8 +86,9 @@ def state_bytes(layer: StateSpace, deployment: Deployment) -> int:
     """Bytes of one state of a recurrent layer on one rank.
 
     ``(conv_kernel - 1) x conv_dim x conv element + heads x head_dim x state_size x state element``;
-    heads and convolution channels are divided over the ranks of attention, and each rank keeps
-    at least one group of B and C (SGLang 0.5.23, ``Mamba2StateShape.create``).
+    heads and convolution channels are divided over the attention ranks, and each rank keeps
+    at least one group of B and C (SGLang 0.5.23, ``Mamba2StateShape.create``). Raises
+    `SettingsError` if they cannot be divided.
     """
     conv, recurrent = _state_values(layer, deployment)
     dtype = deployment.state_dtype or layer.state_dtype
@@ -95,7 +96,10 @@ def state_bytes(layer: StateSpace, deployment: Deployment) -> int:
 
 
 def layer_bytes(layer: LayerSpec, deployment: Deployment) -> LayerBytes:
-    """What any layer keeps on one rank, with its arithmetic. Raises `SettingsError`."""
+    """Bytes that a layer of any kind caches on one rank, with the arithmetic behind them.
+
+    Raises `SettingsError` if the deployment does not fit the layer.
+    """
     if isinstance(layer, StateSpace):
         conv, recurrent = _state_values(layer, deployment)
         dtype = deployment.state_dtype or layer.state_dtype
@@ -118,12 +122,12 @@ def layer_bytes(layer: LayerSpec, deployment: Deployment) -> LayerBytes:
 
 
 def attention_flops(layer: LayerSpec, absorbed: bool = False) -> AttentionFlops:
-    """FLOPs of one token's attention in one layer, whole model, per token of context.
+    """FLOPs of one token's attention in one layer, over all ranks, per token of context.
 
     Scores and weighted values: ``2 x heads x (key width + value width)``. Latent attention is counted
     unabsorbed (keys and values decompressed, as prefill runs it) unless ``absorbed`` (attention on
     the latents themselves). A DSA layer scores the context with its indexer and attends to
-    ``index_topk`` tokens, on latents in either case (DeepSeek-V3.2's sparse kernels run so).
+    ``index_topk`` tokens, always on latents, as DeepSeek-V3.2's sparse kernels do.
     Recurrent layers cost nothing per token of context.
     """
     if isinstance(layer, StateSpace):
@@ -141,11 +145,11 @@ def attention_flops(layer: LayerSpec, absorbed: bool = False) -> AttentionFlops:
 
 
 def _heads_per_rank(heads: int, deployment: Deployment, what: str) -> int:
-    """Heads on one rank; with more ranks than heads, each head is on several."""
+    """Number of heads on one rank; with more ranks than heads, each head is replicated."""
     ranks = deployment.attention_tp
     if heads % ranks and ranks % heads:
         raise SettingsError(
-            f"tp is {deployment.tp} ({ranks} ranks of attention) for {heads} {what}; "
+            f"tp is {deployment.tp} ({ranks} attention ranks) for {heads} {what}; "
             f"use a divisor or a multiple of {heads}"
         )
     return max(1, heads // ranks)
@@ -157,7 +161,7 @@ def _latent_row_bytes(layer: LatentAttention, deployment: Deployment) -> int:
     blocks, rest = divmod(layer.kv_lora_rank, _SCALE_BLOCK)
     if rest:
         raise SettingsError(
-            f"kv_dtype is 'fp8_e4m3' for a DSA latent of {layer.kv_lora_rank}, which is no multiple of "
+            f"kv_dtype is 'fp8_e4m3' for a DSA latent of {layer.kv_lora_rank}, which is not a multiple of "
             f"{_SCALE_BLOCK}; use 'bf16'"
         )
     return layer.kv_lora_rank + blocks * _SCALE_BYTES + 2 * layer.qk_rope_head_dim
@@ -186,14 +190,14 @@ def _latent_formula(layer: LatentAttention, deployment: Deployment) -> tuple[str
 
 
 def _state_values(layer: StateSpace, deployment: Deployment) -> tuple[int, int]:
-    """Values of the convolution and of the recurrent state on one rank."""
+    """Number of values in the convolution state and in the recurrent state, on one rank."""
     ranks = deployment.attention_tp
     grouped = 2 * (layer.groups or 0) * layer.state_size
     own = layer.conv_dim - grouped
-    for count, what in ((layer.heads, "heads of state"), (own, "convolution channels")):
+    for count, what in ((layer.heads, "state heads"), (own, "convolution channels")):
         if count % ranks:
             raise SettingsError(
-                f"tp is {deployment.tp} ({ranks} ranks of attention) for {count} {what}; "
+                f"tp is {deployment.tp} ({ranks} attention ranks) for {count} {what}; "
                 f"use a divisor of {count}"
             )
     channels = own // ranks

@@ -1,4 +1,4 @@
-"""What a model is, as far as its cache is concerned: layers by kind, read from its config."""
+"""Model architecture as the cache sees it: layers by kind, read from a ``config.json``."""
 
 from __future__ import annotations
 

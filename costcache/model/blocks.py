@@ -1,4 +1,4 @@
-"""Which kinds of layer a config lists, in order, before their dimensions are read."""
+"""Reads the kind of every layer from a config, in order, before any dimensions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ffn = Literal["none", "dense", "moe"]
 
 
 class Block(NamedTuple):
-    """One numbered layer: its token mixers (Falcon-H1 has two at once) and feed-forward part."""
+    """One numbered layer: its token mixers (Falcon-H1 has two in parallel) and its feed-forward part."""
 
     mixers: tuple[Mixer, ...]
     ffn: Ffn
@@ -36,12 +36,15 @@ _MIXERS: dict[str, tuple[Mixer, ...]] = {
 _NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _PURE_STATE = ("falcon_mamba", "mamba", "mamba2")
 _STATE_FIELDS = ("linear_num_value_heads", "mamba_d_state", "mamba_n_heads", "mamba_num_heads")
-# Families whose sliding window is off unless use_sliding_window says so.
+# Families whose sliding window is off unless use_sliding_window turns it on.
 _WINDOW_OPT_IN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
 
 def read_blocks(fields: Fields) -> list[Block]:
-    """One `Block` per layer. Raises `ConfigError` for unknown layer kinds or wrong lists."""
+    """Return one `Block` per numbered layer.
+
+    Raises `ConfigError` for an unknown layer kind, or a list that does not match the number of layers.
+    """
     named = _named_layers(fields)
     if named is not None:
         count = len(named)
@@ -49,7 +52,7 @@ def read_blocks(fields: Fields) -> list[Block]:
             raise fields.error(
                 "hybrid_override_pattern / layers_block_type",
                 f"lists {count} layers",
-                f"1 to {MAX_LAYERS} are possible: correct it",
+                f"1 to {MAX_LAYERS} are supported: correct it",
             )
         if "mlp" in named or "moe" in named or fields.model_type == "nemotron_h":
             # Nemotron-H: every entry is a mixer or a feed-forward part, never both.
@@ -59,7 +62,7 @@ def read_blocks(fields: Fields) -> list[Block]:
         count = fields.integer("num_hidden_layers", "n_layer", "n_layers")
         if count > MAX_LAYERS:
             raise fields.error(
-                "num_hidden_layers", f"is {count}", f"at most {MAX_LAYERS} are possible: correct it"
+                "num_hidden_layers", f"is {count}", f"at most {MAX_LAYERS} are supported: correct it"
             )
         mixers = _layer_mixers(fields, count)
     if fields.model_type in _PURE_STATE:
@@ -76,7 +79,7 @@ def _named_layers(fields: Fields) -> list[str] | None:
         raise fields.error(
             "hybrid_override_pattern",
             f"has unknown characters {unknown}",
-            f"known ones are {', '.join(_NEMOTRON)}",
+            f"use only {', '.join(_NEMOTRON)}",
         )
     return [_NEMOTRON[character] for character in pattern]
 
@@ -89,14 +92,14 @@ def _mixers(fields: Fields, name: str) -> tuple[Mixer, ...]:
     if name not in _MIXERS:
         raise fields.error(
             "layer_types" if fields.has("layer_types") else "layers_block_type",
-            f"holds {name!r}, a kind of layer that costcache does not read",
+            f"contains {name!r}, a layer kind that costcache does not support",
             f"known kinds are {', '.join(sorted(_MIXERS))}; build ModelSpec(layers=...) yourself",
         )
     return _MIXERS[name]
 
 
 def _layer_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
-    """The token mixers of each layer, from whichever field this family lists them in."""
+    """Token mixers of each layer, from the field in which this family lists them."""
     names = fields.strings("layer_types", count)
     if names is not None:
         return [_mixers(fields, name) for name in names]
@@ -120,26 +123,24 @@ def _layer_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
 
 
 def _kda_mixers(linear: Fields, count: int) -> list[tuple[Mixer, ...]]:
-    """Kimi-Linear lists its layers counted from 1."""
+    """Token mixers of Kimi-Linear, whose config numbers layers from 1."""
     kda, full = (linear.integers(name) for name in ("kda_layers", "full_attn_layers"))
     if kda is None or full is None or sorted(kda + full) != list(range(1, count + 1)):
         raise linear.error(
             "kda_layers and full_attn_layers",
             f"are {kda} and {full}",
-            f"together they must list each layer from 1 to {count} once",
+            f"together they must list each layer from 1 to {count} exactly once",
         )
     return [("state",) if index + 1 in set(kda) else ("full",) for index in range(count)]
 
 
 def _attention_indices(fields: Fields, count: int) -> set[int] | None:
-    """Which layers of a hybrid are attention, where the others are states."""
+    """Indices of a hybrid's attention layers; all others keep states. None if the config gives none."""
     for name in ("attn_layer_indices", "full_attn_idxs"):  # Bamba, LFM2
         listed = fields.integers(name)
         if listed is not None:
             if any(not 0 <= index < count for index in listed):
-                raise fields.error(
-                    name, f"is {listed}", f"layers are counted from 0 to {count - 1}: correct it"
-                )
+                raise fields.error(name, f"is {listed}", f"layers are numbered 0 to {count - 1}: correct it")
             return set(listed)
     period = fields.optional_integer("attn_layer_period")  # Jamba
     if period is not None:
@@ -152,10 +153,10 @@ def _attention_indices(fields: Fields, count: int) -> set[int] | None:
 
 
 def _window_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
-    """Layers of a pure attention model: which of them slide."""
+    """Token mixers of a pure attention model: full or sliding, for each layer."""
     full: tuple[Mixer, ...] = ("full",)
     sliding: tuple[Mixer, ...] = ("sliding",)
-    hybrid = fields.integers("hybrid_layer_pattern", count)  # MiMo-V2: 1 slides
+    hybrid = fields.integers("hybrid_layer_pattern", count)  # MiMo-V2: 1 marks a sliding layer
     if hybrid is not None:
         return [sliding if flag else full for flag in hybrid]
     if not fields.has("sliding_window") or not fields.flag(
@@ -165,9 +166,7 @@ def _window_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     pattern = fields.get("sliding_window_pattern", "_sliding_window_pattern")
     if isinstance(pattern, str):  # EXAONE-4: "LLLG", local and global
         if not pattern or set(pattern) - {"L", "G"}:
-            raise fields.error(
-                "sliding_window_pattern", f"is {pattern!r}", "write it with the letters L and G"
-            )
+            raise fields.error("sliding_window_pattern", f"is {pattern!r}", "use only the letters L and G")
         return [sliding if pattern[i % len(pattern)] == "L" else full for i in range(count)]
     period = fields.optional_integer("sliding_window_pattern", "_sliding_window_pattern")
     if period is not None:  # Gemma-2 and -3, Cohere-2: the last layer of each period is full
@@ -179,7 +178,7 @@ def _window_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
 
 
 def _ffns(fields: Fields, count: int) -> list[Ffn]:
-    """The feed-forward kind of each layer, from the family's rule for its expert layers."""
+    """Feed-forward kind of each layer, by the family's rule for expert layers."""
     listed = fields.strings("mlp_layer_types", count)
     if listed is not None:
         return ["moe" if name == "sparse" else "dense" for name in listed]

@@ -15,16 +15,16 @@ from costcache.errors import ConfigError
 __all__ = ["MAX_LAYERS", "Fields", "text_fields"]
 
 MAX_LAYERS = 4096
-"""More layers than this is a mistake in the file, and would only eat memory."""
+"""Upper bound on layers: more is a mistake in the file, and would only use up memory."""
 
 _MAX_DIMENSION = 2**40
 
-# Where multimodal configs keep their language model (LLaVA and most others, InternVL,
+# Fields in which multimodal configs nest their language model (LLaVA and most others, InternVL,
 # DeepSeek-VL, Qwen-Omni).
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 
 # Fields that published checkpoints of these families leave to the defaults of their
-# transformers class; google/gemma-3-4b-it, for one, does not state its head counts.
+# transformers class; google/gemma-3-4b-it, for example, omits its head counts.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window_pattern": 4},
     "falcon_mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
@@ -51,8 +51,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 class Fields:
     """The language model's part of a config, with typed getters.
 
-    A field that is absent or null counts as missing. ``source`` is the file's path, or
-    "config dict"; ``architecture`` is what the config calls itself.
+    A field that is absent or null counts as missing. ``source`` and ``architecture`` open every
+    error: the file's path (or "config dict"), and the config's own name for its architecture.
     """
 
     def __init__(self, data: Mapping[str, Any], source: str, architecture: str) -> None:
@@ -64,19 +64,22 @@ class Fields:
         self._defaults = _DEFAULTS.get(self.model_type, {})
 
     def error(self, field: str, problem: str, fix: str) -> ConfigError:
-        """The error for ``field``: what is wrong with it, and what to do."""
+        """Build the error for ``field`` from its problem and the fix."""
         return ConfigError(f"{self.source} ({self.architecture}): {field} {problem}; {fix}")
 
     def get(self, *names: str) -> Any:
-        """The first of the named fields that is there, else the family's default, else None."""
+        """Return the first of the named fields that is set, else the family's default, else None."""
         return self._find(names)[1]
 
     def has(self, *names: str) -> bool:
-        """True when one of the named fields is there and not null."""
+        """Whether one of the named fields is set, by the config or by the family's default."""
         return self.get(*names) is not None
 
     def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """An integer field under any of ``names``; `ConfigError` when missing and no default."""
+        """Return the integer field under any of ``names``, else ``default``.
+
+        Raises `ConfigError` if it is missing without a default, or not an integer of at least ``least``.
+        """
         value = self.optional_integer(*names, least=least)
         if value is not None:
             return value
@@ -90,7 +93,7 @@ class Fields:
         )
 
     def optional_integer(self, *names: str, least: int = 1) -> int | None:
-        """An integer field of at least ``least``, or None when it is missing."""
+        """Return an integer field of at least ``least``, or None if it is missing."""
         name, value = self._find(names)
         if value is None:
             return None
@@ -99,7 +102,7 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A true or false field."""
+        """Return a boolean field, or ``default`` if it is missing."""
         value = self.get(name)
         if value is None:
             return default
@@ -108,22 +111,22 @@ class Fields:
         return value
 
     def text(self, name: str) -> str | None:
-        """A string field, or None when it is missing."""
+        """Return a string field, or None if it is missing."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
             raise self.error(name, f"is {value!r}", "it must be a string: correct it")
         return value
 
     def strings(self, name: str, length: int | None = None) -> list[str] | None:
-        """A list of strings, one per layer where ``length`` is given; None when missing."""
+        """Return a list of strings, of ``length`` entries if given; None if it is missing."""
         return self._list(name, str, "strings", length)
 
     def integers(self, name: str, length: int | None = None) -> list[int] | None:
-        """A list of integers, one per layer where ``length`` is given; None when missing."""
+        """Return a list of integers, of ``length`` entries if given; None if it is missing."""
         return self._list(name, int, "integers", length)
 
     def nested(self, name: str) -> Fields | None:
-        """A dict-valued field as `Fields` of its own; None when missing."""
+        """Return an object-valued field as `Fields` of its own; None if it is missing."""
         value = self.get(name)
         if value is None:
             return None
@@ -155,13 +158,13 @@ class Fields:
 
 
 def text_fields(config: Mapping[str, Any], source: str) -> Fields:
-    """The fields of the language model in ``config``, nested or not.
+    """Return the fields of the language model in ``config``, nested or not.
 
-    Raises `ConfigError` where a nested part is not an object, or the architecture is unnamed.
+    Raises `ConfigError` if a nested part is not an object, or the architecture is not named.
     """
     architecture = _architecture(config, source)
     part: Mapping[str, Any] = config
-    for _ in range(3):  # Qwen-Omni nests twice; more is no config that exists
+    for _ in range(3):  # Qwen-Omni nests two levels; no known config nests deeper
         name = next((name for name in _NESTED if part.get(name) is not None), None)
         if name is None:
             break
@@ -192,6 +195,6 @@ def _architecture(config: Mapping[str, Any], source: str) -> str:
 
 
 def _snake(architecture: str) -> str:
-    """``Qwen3NextForCausalLM`` to ``qwen3_next``, for configs that leave model_type out."""
+    """Turn ``Qwen3NextForCausalLM`` into ``qwen3_next``, for configs without a model_type."""
     stem = re.sub(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel|Model)$", "", architecture)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()

@@ -1,7 +1,7 @@
-"""What one layer of a model keeps for later tokens, by kind.
+"""Layer kinds, told apart by what they cache for later tokens.
 
-A layer spec holds the dimensions of the whole layer, before any tensor parallelism. The
-formulas that turn dimensions into bytes and FLOPs live in `costcache.cost`.
+A layer spec has the dimensions of the whole layer, before tensor parallelism. The formulas that
+turn dimensions into bytes and FLOPs are in `costcache.cost`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FullAttention(_Layer):
 
 
 class SlidingWindow(_Layer):
-    """Softmax attention over the last ``window`` tokens, kept in a pool of its own."""
+    """Softmax attention over the last ``window`` tokens, cached in a pool of its own."""
 
     kind: Literal["sliding_window"] = "sliding_window"
     heads: PositiveInt
@@ -60,9 +60,9 @@ class SlidingWindow(_Layer):
 class LatentAttention(_Layer):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): one latent row per token.
 
-    With sparse attention (DSA, DeepSeek-V3.2) ``index_topk`` is how many tokens each query
-    attends to. ``index_head_dim`` is the width of the index key that the layer stores, and
-    None where it stores none: plain MLA, or a layer that reuses the selection of an earlier one.
+    With sparse attention (DSA, DeepSeek-V3.2), ``index_topk`` is the number of tokens that each
+    query attends to. ``index_head_dim`` is the width of the index key that the layer stores; None
+    if it stores none (plain MLA, or a layer that reuses an earlier layer's selection).
     """
 
     kind: Literal["latent_attention"] = "latent_attention"
@@ -87,15 +87,15 @@ class LatentAttention(_Layer):
 
 
 class StateSpace(_Layer):
-    """A recurrent layer: its memory is one state per sequence, whatever the length.
+    """A recurrent layer: one state of fixed size per sequence, however long the sequence.
 
     The recurrent state has heads x head_dim x state_size values, the convolution state
-    (conv_kernel - 1) x conv_dim. Mamba-1 is written with head_dim 1 and one head per
+    (conv_kernel - 1) x conv_dim. Mamba-1 is expressed with head_dim 1 and one head per
     channel. A short convolution (LFM2) has no recurrent state: heads is 0.
 
     ``groups`` counts the groups of B and C (Mamba-2) or the key heads (gated delta net); their
-    2 x groups x state_size channels are part of ``conv_dim``, and each tensor-parallel rank holds
-    at least one group. None where all channels divide alike.
+    2 x groups x state_size channels are part of ``conv_dim``, and each tensor-parallel rank keeps
+    at least one group. None if all channels are divided evenly over the ranks.
     """
 
     kind: Literal["state_space"] = "state_space"

@@ -1,8 +1,8 @@
-"""How many parameters a token passes through, from a config's dimensions.
+"""Active parameters per token, counted from a config's dimensions.
 
-Weight matrices only: norms, biases and convolutions are left out (under 0.1 % of any preset).
-The input embedding is a look-up and costs no FLOPs, so it is left out; the output head is
-counted, tied or not, since a tied head multiplies all the same.
+Only weight matrices count: norms, biases and convolutions are left out (under 0.1 % of any
+preset). The input embedding is a look-up without FLOPs and is left out too. The output head
+counts, tied or not, since a tied head is still multiplied with.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from costcache.model.reading import ReadModel
 
 __all__ = ["active_params"]
 
-# Feed-forward parts of two matrices (up, down); all others are gated: three.
+# Families whose feed-forward part has two matrices (up, down); all others are gated and have three.
 _UNGATED = (
     "apertus",
     "arcee",
@@ -42,9 +42,9 @@ _UNGATED = (
 
 
 def active_params(fields: Fields, model: ReadModel) -> int:
-    """Parameters that one token passes through: mixers, dense or routed experts, output head.
+    """Count the parameters active per token: mixers, feed-forward parts or chosen experts, output head.
 
-    Raises `ConfigError` for a missing dimension.
+    Raises `ConfigError` if a dimension is missing.
     """
     hidden = fields.integer("hidden_size", "n_embd", "d_model")
     total = fields.integer("vocab_size") * hidden
@@ -70,7 +70,7 @@ def _mixer(fields: Fields, layer: LayerSpec, hidden: int) -> int:
 
 
 def _attention(fields: Fields, layer: FullAttention | SlidingWindow, hidden: int) -> int:
-    gate = _gates_attention(fields)  # Qwen3-Next and Qwen3.5 gate the output: as wide as q
+    gate = _gates_attention(fields)  # Qwen3-Next and Qwen3.5: an output gate as wide as q
     query = layer.heads * layer.head_dim * (2 if gate else 1)
     stored = 0 if layer.kv_shared else layer.kv_heads * (layer.head_dim + layer.v_head_dim)
     return hidden * (query + stored + layer.heads * layer.v_head_dim)
@@ -95,7 +95,7 @@ def _latent(fields: Fields, layer: LatentAttention, hidden: int) -> int:
 
 def _state_space(fields: Fields, layer: StateSpace, hidden: int) -> int:
     inner = layer.heads * layer.head_dim
-    if layer.variant == "shortconv":  # B, C and x in, one out
+    if layer.variant == "shortconv":  # B, C and x in; out
         return 4 * hidden * layer.conv_dim
     if layer.variant == "kda":  # q, k, v, out; the decay and output gates through head_dim
         gates = 2 * layer.head_dim * (hidden + inner)
@@ -109,7 +109,7 @@ def _state_space(fields: Fields, layer: StateSpace, hidden: int) -> int:
 
 
 def _dt_rank(fields: Fields, hidden: int) -> int:
-    """Mamba-1's rank of the time step; "auto" is hidden / 16 rounded up."""
+    """Rank of Mamba-1's time step; "auto" is hidden / 16, rounded up."""
     names = ("mamba_dt_rank", "time_step_rank")
     if fields.get(*names) in (None, "auto"):
         return -(-hidden // 16)
@@ -131,7 +131,7 @@ def _dense_width(fields: Fields, hidden: int) -> int:
     if isinstance(listed, list | tuple) and listed:  # Gemma-3n: one width per layer, all alike
         widths = fields.integers("intermediate_size") or []
         if min(widths) < 1:
-            raise fields.error("intermediate_size", f"holds {min(widths)}", "correct it")
+            raise fields.error("intermediate_size", f"contains {min(widths)}", "correct it")
         return sum(widths) // len(widths)
     llama4 = ("intermediate_size_mlp",) if fields.has("intermediate_size_mlp") else ()
     names = (*llama4, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
@@ -144,11 +144,11 @@ def _dense_width(fields: Fields, hidden: int) -> int:
 
 
 def _experts(fields: Fields, hidden: int) -> int:
-    """One expert layer: the routed experts a token visits, the shared ones, and the router."""
+    """Active parameters of one expert layer: chosen routed experts, shared experts, router."""
     routed = fields.integer("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
     chosen = fields.integer("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k")
     width = fields.integer("moe_intermediate_size", "intermediate_size")
-    # Nemotron-H may run its routed experts in a narrower space.
+    # Nemotron-H can run its routed experts in a narrower latent space.
     latent = fields.integer("moe_latent_size", default=hidden)
     total = _matrices(fields) * chosen * latent * width + hidden * routed
     if latent != hidden:
@@ -157,7 +157,7 @@ def _experts(fields: Fields, hidden: int) -> int:
 
 
 def _shared_width(fields: Fields, width: int) -> int:
-    """The summed width of the experts, or dense part, that every token passes besides."""
+    """Summed width of the shared experts, or of the dense part, that every token also passes through."""
     stated = fields.optional_integer(
         "shared_expert_intermediate_size",  # Qwen
         "moe_shared_expert_intermediate_size",  # Nemotron-H
@@ -166,7 +166,7 @@ def _shared_width(fields: Fields, width: int) -> int:
     )
     if stated is not None:
         return stated
-    if fields.model_type.startswith("gemma4"):  # its experts run beside the dense part
+    if fields.model_type.startswith("gemma4"):  # experts run in parallel with the dense part
         return fields.integer("intermediate_size")
     if fields.model_type.startswith("llama4"):
         return width

@@ -1,7 +1,7 @@
-"""Configs of well-known models: the fields of each model's own config.json that we read.
+"""Configs of well-known models: the fields of each model's own config.json that costcache reads.
 
-They go through the same reading code as a user's file. Every figure was compared with
-published copies of the model's config.json or with the defaults of its transformers class.
+They go through the same reading code as a user's file. Every figure was checked against
+published copies of the model's config.json, or the defaults of its transformers class.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["ALIASES", "PRESETS"]
 
 
 def _deepseek(**changes: Any) -> dict[str, Any]:
-    """DeepSeek-V3's config, from which its successors differ by a few fields."""
+    """DeepSeek-V3's config with ``changes``: its relatives differ in a few fields."""
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
@@ -37,7 +37,7 @@ def _deepseek(**changes: Any) -> dict[str, Any]:
 
 
 def _grouped(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
-    """A decoder with grouped-query attention and heads of 128."""
+    """Config of a decoder with grouped-query attention: 8 KV heads of 128 unless ``fields`` differs."""
     return {
         "architectures": [architecture],
         "model_type": model_type,
@@ -276,7 +276,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Other names of exactly the same dimensions.
+# Other names for models of exactly the same dimensions.
 ALIASES: dict[str, str] = {
     "deepseek-v3.1": "deepseek-v3",
     "jamba": "jamba-v0.1",

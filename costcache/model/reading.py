@@ -1,4 +1,4 @@
-"""From the fields of a config to layer specs."""
+"""Builds layer specs from the fields of a config."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from costcache.model.layers import (
 
 __all__ = ["ReadModel", "read_model"]
 
-# Fields that change what a token keeps in a way that the layer kinds cannot say. Reading such
-# a model by its remaining fields would give a wrong figure in silence.
-_UNREADABLE = {
+# Fields that change what a token caches in a way that the layer kinds cannot express. Reading such
+# a model by its remaining fields would silently give wrong figures.
+_UNSUPPORTED = {
     "attn_config": "nested attention settings (MPT, DBRX)",
     "attn_type_list": "lightning attention layers (MiniMax-01)",
     "attention_other_setting": "per-layer attention settings (Step-3.5)",
@@ -45,7 +45,7 @@ _DTYPES: dict[str, StateDtype] = {
 
 
 class ReadModel(NamedTuple):
-    """What a config says: the numbered blocks, and the layers that keep something."""
+    """A config, read: its numbered blocks, the layers that cache something, and their numbers."""
 
     blocks: list[Block]
     layers: list[LayerSpec]
@@ -53,25 +53,25 @@ class ReadModel(NamedTuple):
 
 
 def read_model(fields: Fields) -> ReadModel:
-    """Read every layer. Raises `ConfigError` naming the field that is missing or wrong."""
-    for name, what in _UNREADABLE.items():
+    """Read every layer. Raises `ConfigError` that names the missing or wrong field."""
+    for name, what in _UNSUPPORTED.items():
         if fields.get(name) not in (None, False, [], {}):
             raise fields.error(
                 name,
-                f"says that the model has {what}, which costcache does not read",
+                f"says that the model has {what}, which costcache does not support",
                 "build ModelSpec(layers=...) yourself",
             )
     if fields.integer("index_kpool", default=1) > 1:
         raise fields.error(
             "index_kpool",
-            "says that index keys are pooled, which costcache does not read",
+            "says that index keys are pooled, which costcache does not support",
             "build ModelSpec(layers=...) yourself",
         )
     blocks = read_blocks(fields)
     shared = fields.integer("num_kv_shared_layers", default=0, least=0)
     layers: list[LayerSpec] = []
     layer_ids: list[int] = []
-    made: dict[tuple[str, bool, bool], LayerSpec] = {}  # identical layers are one object
+    made: dict[tuple[str, bool, bool], LayerSpec] = {}  # identical layers share one object
     for index, block in enumerate(blocks):
         kv_shared = index >= len(blocks) - shared > 0
         for mixer in block.mixers:
@@ -111,14 +111,14 @@ def _layer(fields: Fields, mixer: str, kv_shared: bool, reuses_selection: bool) 
 
 
 def _window(fields: Fields) -> int | None:
-    """The window in tokens; None where no context is long enough to slide."""
+    """Window in tokens; None if it covers the longest context, so that it never slides."""
     window = fields.integer("sliding_window", "sliding_window_size", "attention_chunk_size")
     longest = fields.optional_integer("max_position_embeddings")
     return None if longest is not None and window >= longest else window
 
 
 def _attention_dims(fields: Fields, sliding: bool) -> tuple[int, int, int, int]:
-    """Heads, KV heads, key and value width, of the sliding layers or of the full ones."""
+    """Heads, KV heads, key width and value width of the sliding layers, or of the full ones."""
     heads = fields.integer("num_attention_heads", "n_head", "n_heads")
     head_dim = fields.optional_integer("head_dim", "attention_head_dim", "kv_channels")
     if head_dim is None:
@@ -126,7 +126,7 @@ def _attention_dims(fields: Fields, sliding: bool) -> tuple[int, int, int, int]:
         if hidden % heads:
             raise fields.error(
                 "head_dim",
-                f"is missing, and hidden_size {hidden} is no multiple of {heads} heads",
+                f"is missing, and hidden_size {hidden} is not a multiple of {heads} heads",
                 "add head_dim",
             )
         head_dim = hidden // heads
@@ -151,7 +151,7 @@ def _attention_dims(fields: Fields, sliding: bool) -> tuple[int, int, int, int]:
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:
-    """KV heads; a config that states none is multi-head attention, unless it says multi-query."""
+    """Number of KV heads. A config that gives none means multi-head attention, unless it says multi-query."""
     if fields.flag("multi_query") and not fields.flag("new_decoder_architecture"):
         return 1  # Falcon-7B, StarCoder
     return fields.integer("num_key_value_heads", "num_kv_heads", default=heads)
@@ -173,21 +173,21 @@ def _latent(fields: Fields, reuses_selection: bool) -> LatentAttention:
 
 
 def _latent_v_head_dim(fields: Fields) -> int:
-    """MiniCPM3 leaves it out: it is hidden_size / heads there."""
+    """Value width of a latent layer. MiniCPM3 leaves it out; there it is hidden_size / heads."""
     value = fields.optional_integer("v_head_dim")
     if value is not None:
         return value
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
     if fields.model_type != "minicpm3" or hidden % heads:
-        return fields.integer("v_head_dim")  # the error of a missing field
+        return fields.integer("v_head_dim")  # raises the error for a missing field
     return hidden // heads
 
 
 def _reuses_selection(fields: Fields, index: int, count: int) -> bool:
     """Whether a DSA layer reuses an earlier layer's selection, and so stores no index keys.
 
-    The rules are those of SGLang 0.5.23 (``dsa_layer_skips_topk``).
+    Follows the rules of SGLang 0.5.23 (``dsa_layer_skips_topk``).
     """
     if not fields.has("index_topk"):
         return False
@@ -224,16 +224,16 @@ def _state_space(fields: Fields) -> StateSpace:
     raise fields.error(
         "linear_num_value_heads, linear_attn_config and mamba_n_heads",
         "are all missing, though the config lists state layers",
-        "add the fields of the model's kind of state, or build ModelSpec(layers=...) yourself",
+        "add the fields that describe the model's states, or build ModelSpec(layers=...) yourself",
     )
 
 
 def _kda(fields: Fields, linear: Fields | None) -> StateSpace:
-    """Kimi delta attention: q, k and v each have a convolution of heads x head_dim channels."""
+    """Kimi delta attention: q, k and v each pass a convolution of heads x head_dim channels."""
     if linear is not None:
         heads, head_dim = linear.integer("num_heads"), linear.integer("head_dim")
         kernel = linear.integer("short_conv_kernel_size")
-    else:  # as transformers 5 rewrites the config
+    else:  # the form into which transformers 5 rewrites the config
         heads, head_dim = fields.integer("linear_num_heads"), fields.integer("linear_head_dim")
         kernel = fields.integer("linear_conv_kernel_dim")
     return StateSpace(
@@ -248,7 +248,7 @@ def _kda(fields: Fields, linear: Fields | None) -> StateSpace:
 
 
 def _gated_delta(fields: Fields) -> StateSpace:
-    """Gated delta net: one state of key width x value width per value head."""
+    """Gated delta net: a state of key width x value width per value head."""
     key_heads = fields.integer("linear_num_key_heads")
     key_dim = fields.integer("linear_key_head_dim")
     heads = fields.integer("linear_num_value_heads")
@@ -284,7 +284,7 @@ def _mamba2(fields: Fields) -> StateSpace:
 
 
 def _mamba2_head_dim(fields: Fields, heads: int) -> int:
-    """The width of a Mamba-2 head; Bamba and Granite may write "auto"."""
+    """Width of a Mamba-2 head; Bamba and Granite may say "auto"."""
     names = ("mamba_head_dim", "mamba_d_head")
     if fields.get(*names) not in (None, "auto"):
         return fields.integer(*names)
@@ -294,14 +294,14 @@ def _mamba2_head_dim(fields: Fields, heads: int) -> int:
     if width % heads:
         raise fields.error(
             "mamba_d_head",
-            f"is not stated, and the inner width {width} is no multiple of {heads} heads",
+            f"is missing, and the inner width {width} is not a multiple of {heads} heads",
             "add it",
         )
     return width // heads
 
 
 def _mamba1(fields: Fields) -> StateSpace:
-    """Mamba-1: one head per channel; B and C do not pass the convolution."""
+    """Mamba-1: one head per channel; B and C bypass the convolution."""
     inner = _mamba1_width(fields)
     return StateSpace(
         variant="mamba1",

@@ -1,4 +1,4 @@
-"""`ModelSpec`: the architecture facts that decide what a cached token costs."""
+"""`ModelSpec`: the architecture facts that determine what a cached token costs."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def _is_attention(layer: LayerSpec) -> TypeGuard[AttentionLayer]:
 
 
 class ModelSpec(BaseModel):
-    """A model's architecture: its layers in order, and how many parameters a token passes.
+    """A model's architecture: its layers in order, and its active parameters per token.
 
-    ``layers`` holds what keeps something per token or per sequence. ``layer_ids`` says which
-    numbered layer of the model each of them sits in (from 0): two share a number in Falcon-H1,
-    and some numbers are missing in Nemotron-H, whose feed-forward parts are layers of their
-    own. ``num_layers`` counts the numbered layers, which pipeline stages divide.
+    ``layers`` lists the layers that cache something per token or per sequence. ``layer_ids`` gives
+    the numbered layer of the model that each belongs to (from 0). In Falcon-H1 two share a number;
+    in Nemotron-H some numbers are missing, since its feed-forward parts are layers of their own.
+    ``num_layers`` counts the numbered layers, which pipeline parallelism divides into stages.
 
-    ``active_params`` are the parameters that one token passes through: the chosen and
-    shared experts and the output head included, the input embedding not.
+    ``active_params`` counts the parameters that one token passes through, including chosen and
+    shared experts and the output head, but not the input embedding.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -87,7 +87,8 @@ class ModelSpec(BaseModel):
         """Read a Hugging Face config: a file, a folder with config.json, a dict or an object.
 
         An object is anything with ``to_dict()``, such as a transformers config. ``active_params``
-        overrides the count made from the config's dimensions. Raises `ConfigError`.
+        overrides the count from the config's dimensions. Raises `ConfigError` if the config cannot
+        be read; it names the file, the architecture, the field, its value and the fix.
         """
         data, source, found = _load(config)
         fields = text_fields(data, source)
@@ -107,24 +108,24 @@ class ModelSpec(BaseModel):
 
     @classmethod
     def preset(cls, name: str) -> ModelSpec:
-        """A well-known model by name or alias, in any case, with or without its owner.
+        """Return a well-known model by name or alias; case and an owner's prefix do not matter.
 
-        ``deepseek-v3``, ``deepseek-ai/DeepSeek-V3`` and ``DeepSeek-V3`` are one. Raises
-        `ConfigError` with close matches for a name that is no preset.
+        ``deepseek-v3``, ``deepseek-ai/DeepSeek-V3`` and ``DeepSeek-V3`` are the same. Raises
+        `ConfigError` with close matches if the name is not a preset.
         """
         key = _preset_key(name)
         if key is None:
-            raise ConfigError(f"{name!r} is no preset; {_suggestion(name)}")
+            raise ConfigError(f"{name!r} is not a preset; {_suggestion(name)}")
         return cls.from_config(PRESETS[key], name=key)
 
     @classmethod
     def presets(cls) -> tuple[str, ...]:
-        """The names of all presets, sorted; aliases are not listed."""
+        """Names of all presets, sorted, without aliases."""
         return tuple(sorted(PRESETS))
 
     @classmethod
     def resolve(cls, name_or_path: str | os.PathLike[str]) -> ModelSpec:
-        """A preset by name, or else a config by path. Raises `ConfigError` where it is neither."""
+        """Return a preset by name, or read a config by path. Raises `ConfigError` if it is neither."""
         text = os.fspath(name_or_path)
         if not text.strip():
             raise ConfigError("the model is empty; give a preset's name, or the path of a config.json")
@@ -138,28 +139,28 @@ class ModelSpec(BaseModel):
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        """The layers of attention of any kind, in order."""
+        """Attention layers of any kind, in order."""
         return tuple(layer for layer in self.layers if _is_attention(layer))
 
     @property
     def state_layers(self) -> tuple[StateSpace, ...]:
-        """The recurrent layers, in order."""
+        """Recurrent layers, in order."""
         return tuple(layer for layer in self.layers if isinstance(layer, StateSpace))
 
     @property
     def has_latent(self) -> bool:
-        """Some attention layer keeps latents."""
+        """Whether any attention layer caches latents."""
         return any(isinstance(layer, LatentAttention) for layer in self.layers)
 
     @property
     def is_latent(self) -> bool:
-        """There are attention layers, and all of them keep latents."""
+        """Whether there are attention layers and all of them cache latents."""
         attention = self.attention_layers
         return bool(attention) and all(isinstance(x, LatentAttention) for x in attention)
 
     @cached_property
     def compression_ratio(self) -> float:
-        """Decompressed over latent values per token, over the latent layers; 1.0 without any."""
+        """Decompressed values per token over latent values, summed over latent layers; 1.0 without any."""
         latent = [layer for layer in self.layers if isinstance(layer, LatentAttention)]
         if not latent:
             return 1.0
@@ -167,17 +168,17 @@ class ModelSpec(BaseModel):
 
     @property
     def has_states(self) -> bool:
-        """Some layer keeps a state per sequence."""
+        """Whether any layer keeps a state per sequence."""
         return any(isinstance(layer, StateSpace) for layer in self.layers)
 
     @property
     def has_sliding_window(self) -> bool:
-        """Some attention layer slides."""
+        """Whether any attention layer has a sliding window."""
         return any(isinstance(layer, SlidingWindow) for layer in self.layers)
 
 
 def _load(config: object) -> tuple[Mapping[str, Any], str, str | None]:
-    """The config as a mapping, what errors call it, and the model's name if it tells."""
+    """Return the config as a mapping, its name for errors, and the model's name if it gives one."""
     if isinstance(config, str | os.PathLike):
         return _load_file(Path(config))
     source = "config dict"
@@ -204,7 +205,7 @@ def _load_file(path: Path) -> tuple[Mapping[str, Any], str, str | None]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: is not JSON ({error}); give a model's config.json") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{file}: holds no JSON object; give a model's config.json")
+        raise ConfigError(f"{file}: is not a JSON object; give a model's config.json")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return data, str(file), name or None
 

@@ -54,12 +54,12 @@ def test_a_policy_has_settings_and_a_folder(
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ('costcache{"headroom": 0.005', ["no JSON object", "delimiter"]),
-        ("costcache{headroom: 0.005}", ["no JSON object", "column 2", '{"SETTING": VALUE}']),
-        ("costcache{'headroom': 0.005}@plain", ["no JSON object"]),
-        ('costcache{"headroom": 0.005}plain', ["'plain' behind its settings", "@FOLDER"]),
-        ('{"headroom": 0.005}', ["no policy's name"]),
-        ("@plain", ["no policy's name"]),
+        ('costcache{"headroom": 0.005', ["not a JSON object", "delimiter"]),
+        ("costcache{headroom: 0.005}", ["not a JSON object", "column 2", '{"SETTING": VALUE}']),
+        ("costcache{'headroom': 0.005}@plain", ["not a JSON object"]),
+        ('costcache{"headroom": 0.005}plain', ["'plain' after its settings", "@FOLDER"]),
+        ('{"headroom": 0.005}', ["no policy name"]),
+        ("@plain", ["no policy name"]),
         ("costcache@", ["no folder"]),
     ],
 )

@@ -45,7 +45,7 @@ def test_a_wrong_value_is_named(value: Any) -> None:
         ({"head_dim": None, "num_attention_heads": 24, "hidden_size": 4097}, "head_dim is missing"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
         ({"layer_types": "full"}, "layer_types is 'full'; it must be a list of strings"),
-        ({"layer_types": ["full_attention", "magic"]}, "layer_types holds 'magic'"),
+        ({"layer_types": ["full_attention", "magic"]}, "layer_types contains 'magic'"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_num_value_heads"),
         ({"layer_types": ["moe", "mlp"]}, "layer_types lists no attention or state layer"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),
@@ -53,9 +53,9 @@ def test_a_wrong_value_is_named(value: Any) -> None:
         ({"hybrid_override_pattern": ""}, "lists 0 layers"),
         ({"hybrid_override_pattern": 3}, "hybrid_override_pattern is 3; it must be a string"),
         ({"mamba_n_heads": 4}, "layer_types is missing, though the config describes state layers"),
-        ({"attn_layer_indices": [7]}, "attn_layer_indices is [7]; layers are counted from 0 to 1"),
+        ({"attn_layer_indices": [7]}, "attn_layer_indices is [7]; layers are numbered 0 to 1"),
         ({"linear_attn_config": 3}, "linear_attn_config is 3; it must be an object"),
-        ({"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [1]}}, "each layer from 1 to 2 once"),
+        ({"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [1]}}, "from 1 to 2 exactly once"),
         (
             {"sliding_window": 8, "use_sliding_window": "yes"},
             "use_sliding_window is 'yes'; it must be true or",
@@ -78,7 +78,7 @@ def test_state_dtypes_and_mamba_widths() -> None:
     with pytest.raises(ConfigError, match="mamba_ssm_dtype is 'int8'; use one of bf16, bfloat16"):
         ModelSpec.from_config(config)
     config = {**PRESETS["nemotron-h-8b"], "mamba_head_dim": None, "mamba_expand": 1, "mamba_num_heads": 3}
-    with pytest.raises(ConfigError, match="no multiple of 3 heads"):
+    with pytest.raises(ConfigError, match="not a multiple of 3 heads"):
         ModelSpec.from_config(config)
 
 
@@ -102,7 +102,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json: is not JSON"):
         ModelSpec.from_config(file)
     file.write_text("[]")
-    with pytest.raises(ConfigError, match=r"config\.json: holds no JSON object"):
+    with pytest.raises(ConfigError, match=r"config\.json: is not a JSON object"):
         ModelSpec.from_config(file)
     file.write_text(json.dumps({**LLAMA, "vocab_size": "many"}))
     with pytest.raises(ConfigError, match=r"config\.json \(LlamaForCausalLM\): vocab_size is 'many'"):
@@ -120,7 +120,7 @@ def test_things_that_are_no_config(thing: object) -> None:
 def test_unknown_names_get_close_matches() -> None:
     with pytest.raises(ConfigError, match=r"'deepseekv3' is neither.* did you mean deepseek-v3"):
         ModelSpec.resolve("deepseekv3")
-    with pytest.raises(ConfigError, match=r"'qwen3-9b' is no preset; did you mean .*qwen3-8b"):
+    with pytest.raises(ConfigError, match=r"'qwen3-9b' is not a preset; did you mean .*qwen3-8b"):
         ModelSpec.preset("qwen3-9b")
     with pytest.raises(ConfigError, match="presets are deepseek-r1"):
         ModelSpec.preset("zzzzzz")
