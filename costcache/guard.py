@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from costcache.orders import VictimOrder, overridden
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.records import Action, NodeRecord, Victim
 
 __all__ = ["OrderGuard"]

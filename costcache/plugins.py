@@ -7,26 +7,28 @@ a microsecond and eviction is a hot path.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
-import importlib
 import inspect
 import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pluggy
 from pydantic import BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from costcache import generic, hookspecs
+from costcache import generic, hookspecs, policies
 from costcache.cost import CostModel, TokenCost
 from costcache.errors import CostcacheError, PluginError
-from costcache.orders import VictimOrder
-from costcache.policies import BUILTIN, FOR_STATES, PolicySpec
+from costcache.orders import KeyedOrder, VictimOrder
+from costcache.policies import PolicySpec
+from costcache.policies.spec import Sight
+from costcache.policies.states import StateOrder
 from costcache.settings import DEFAULT_POLICY, PoolSettings, Settings, read_settings
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from costcache.model import ModelSpec
     from costcache.records import PoolState
 
-__all__ = ["Architecture", "PluginFailure", "PluginManager", "get_plugins"]
+__all__ = ["Architecture", "PluginFailure", "PluginManager", "get_plugins", "serves"]
 
 logger = logging.getLogger("costcache")
 
@@ -140,9 +142,7 @@ class PluginManager:
         self._policies: dict[str, tuple[str, PolicySpec]] = {}
         self._sources: dict[str, str] = {}
         self.register(generic, "generic", generic.__name__)
-        for name in (*BUILTIN, *FOR_STATES):
-            module = f"costcache.policies.{name.replace('-', '_')}"
-            self.register(importlib.import_module(module), name, module)
+        self.register(policies, "builtin", policies.__name__)
 
     def load_entry_points(self) -> None:
         """Load every entry point of the group, in order of name; skip and report what fails."""
@@ -222,8 +222,7 @@ class PluginManager:
         for policy, spec in offer.items():
             if not isinstance(policy, str) or not isinstance(spec, PolicySpec):
                 raise TypeError(f"{policy!r}: {spec!r} is not a name and a PolicySpec")
-            if not _is_settings(spec.settings):
-                raise TypeError(f"{policy!r}: settings is {spec.settings!r}, not a pydantic model")
+            _check_spec(policy, spec)
         for policy, spec in offer.items():
             if policy == hookspecs.PROJECT or policy in self._policies:
                 owner = self._policies.get(policy, ("the framework", spec))[0]
@@ -299,6 +298,15 @@ class PluginManager:
         """All policies by name, sorted."""
         return {name: self._policies[name][1] for name in sorted(self._policies)}
 
+    def serving(self, model: ModelSpec) -> list[str]:
+        """Names of the policies that serve a model, sorted."""
+        names = []
+        for name, (_, spec) in sorted(self._policies.items()):
+            with contextlib.suppress(PluginError):  # the error of a policy that nobody asked for
+                if serves(spec, model) and self.refusal(name, model) is None:
+                    names.append(name)
+        return names
+
     def policy_name(self, name: str, architecture: Architecture) -> str:
         """What ``name`` means for a model: itself, or the plugin's preference for ``costcache``.
 
@@ -336,7 +344,8 @@ class PluginManager:
             PluginError: No such policy, or it does not serve the model.
             SettingsError: A setting under ``policy_settings`` or ``architecture`` is wrong.
         """
-        self._policy(settings, architecture)
+        _, spec = self.policy_spec(settings, architecture)
+        read_settings(spec.settings, settings.policy_settings, "policy_settings.")
         architecture.pool_settings(settings)
 
     def make_order(
@@ -352,34 +361,59 @@ class PluginManager:
             The policy's own name, and a new order.
 
         Raises:
-            PluginError: No such policy, or it does not serve the model, or it cannot be made.
+            PluginError: No such policy; or it does not serve the model, cannot be made, or makes an order
+                of another kind than it declares.
             SettingsError: A setting under ``policy_settings`` is wrong.
         """
-        name, values = self._policy(settings, architecture)
-        plugin, spec = self._policies[name]
+        name, spec = self.policy_spec(settings, architecture)
+        values = read_settings(spec.settings, settings.policy_settings, "policy_settings.")
+        where = f"policy {name!r} of plugin {self._policies[name][0]!r}"
         try:
             order = spec.make_order(cost, pools, values)
         except CostcacheError:
             raise  # it says what is wrong and what to do
         except Exception as error:
-            raise PluginError(f"policy {name!r} of plugin {plugin!r} cannot be made: {error!r}") from error
+            raise PluginError(f"{where} cannot be made: {error!r}") from error
+        kind = _kind(spec, pools)
         if not isinstance(order, VictimOrder):
+            raise PluginError(f"{where}: make_order returned {order!r}, not a VictimOrder")
+        if not isinstance(order, kind):
             raise PluginError(
-                f"policy {name!r} of plugin {plugin!r}: make_order returned {order!r}, not a VictimOrder"
+                f"{where} declares that it sees {_words(spec.sees)}, but its make_order returned a "
+                f"{type(order).__name__}, which is not a {kind.__name__}"
             )
         return name, order
 
-    def _policy(self, settings: Settings, architecture: Architecture) -> tuple[str, BaseModel]:
-        """The policy's own name, and its settings."""
+    def policy_spec(self, settings: Settings, architecture: Architecture) -> tuple[str, PolicySpec]:
+        """Find the policy that ``settings.policy`` names for a model.
+
+        Returns:
+            The policy's own name, and its spec.
+
+        Raises:
+            PluginError: No such policy, or it does not serve the model.
+        """
         name = self.policy_name(settings.policy, architecture)
+        model = architecture.model
+        reason = self.refusal(name, model)
+        if reason is not None:
+            raise PluginError(f"policy {name!r} does not serve model {model.name!r}: {reason}")
+        return name, self._policies[name][1]
+
+    def refusal(self, name: str, model: ModelSpec) -> str | None:
+        """Say why a policy does not serve a model, in one line; None if it does.
+
+        Raises:
+            PluginError: The policy's ``supports`` raised.
+        """
         plugin, spec = self._policies[name]
+        if not serves(spec, model):
+            why = "keeps states, which it does not rank" if model.has_states else "has no states to rank"
+            return f"the model {why}; take {', '.join(self.serving(model))}"
         try:
-            refusal = spec.supports(architecture.model)
+            return spec.supports(model)
         except Exception as error:
             raise PluginError(f"policy {name!r} of plugin {plugin!r}: supports raised {error!r}") from error
-        if refusal is not None:
-            raise PluginError(f"policy {name!r} does not serve model {architecture.model.name!r}: {refusal}")
-        return name, read_settings(spec.settings, settings.policy_settings, "policy_settings.")
 
     def describe(self) -> dict[str, Any]:
         """Plugins, policies and failures as plain data, for ``costcache plugins --json``."""
@@ -394,12 +428,47 @@ class PluginManager:
                     "name": name,
                     "plugin": plugin,
                     "summary": spec.summary,
+                    "sees": sorted(spec.sees),
+                    "explains": spec.explains,
                     "settings": _schema(spec.settings),
                 }
                 for name, (plugin, spec) in sorted(self._policies.items())
             ],
             "failures": [{"plugin": f.plugin, "source": f.source, "reason": f.reason} for f in self.failures],
         }
+
+
+def serves(spec: PolicySpec, model: ModelSpec) -> bool:
+    """Whether what a policy sees is enough for a model: the same rule for every host.
+
+    With states, the policy must see states, or leaves alone: then states are ranked by its key. Without
+    states, it must see something else than states.
+    """
+    if model.has_states:
+        return "states" in spec.sees or spec.leaves_only
+    return spec.sees != {"states"}
+
+
+def _kind(spec: PolicySpec, pools: tuple[PoolState, ...]) -> type[VictimOrder]:
+    """The class that an order for these pools must have, given what its policy sees."""
+    if "states" in spec.sees and any(pool.unit != "tokens" for pool in pools):
+        return StateOrder
+    return KeyedOrder if spec.leaves_only else VictimOrder
+
+
+def _check_spec(policy: str, spec: PolicySpec) -> None:
+    if not _is_settings(spec.settings):
+        raise TypeError(f"{policy!r}: settings is {spec.settings!r}, not a pydantic model")
+    known = get_args(Sight)
+    sees: Any = spec.sees
+    if not isinstance(sees, frozenset) or not sees or not sees.issubset(known):
+        raise TypeError(f"{policy!r}: sees is {sees!r}, not a frozenset of one or more of {_words(known)}")
+    if not isinstance(spec.explains, bool):
+        raise TypeError(f"{policy!r}: explains is {spec.explains!r}, not True or False")
+
+
+def _words(sees: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(sees)))
 
 
 def _is_settings(value: object) -> bool:

@@ -98,7 +98,7 @@ class HybridStore(PrefixStore):
     def _make_guard(self) -> None:
         pools = tuple(self.pool_state(name) for name in self.pool_names)
         name, order = self._plugins.make_order(self._settings, self.architecture, self.cost, pools)
-        self._guard_by(name, make_state_order(name, order))
+        self._guard_by(name, make_state_order(order))
 
     def _guard_by(self, name: str, order: VictimOrder) -> None:
         self.guard = self.tree.events = OrderGuard(name, order, self.tree.records, state_lru)

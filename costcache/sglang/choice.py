@@ -6,13 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from costcache.errors import SettingsError
-from costcache.policies.fifo import FIFO
-from costcache.policies.filo import FILO
-from costcache.policies.lfu import LFU
-from costcache.policies.lru import LRU
-from costcache.policies.mru import MRU
-from costcache.policies.priority import Priority
-from costcache.policies.slru import SLRU
+from costcache.policies.keyed import FIFO, FILO, LFU, LRU, MRU, SLRU, Priority
 
 if TYPE_CHECKING:
     from costcache.orders import VictimOrder

@@ -14,7 +14,7 @@ from mypy_extensions import mypyc_attr
 
 from costcache.eviction import EvictionCounters, EvictionHost, EvictionPipeline
 from costcache.guard import OrderGuard
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.policies.states import StateOrder, state_lru
 from costcache.records import Clock, NodeRecord, PoolState, RequestInfo, RequestRecord
 from costcache.sglang.names import page_name

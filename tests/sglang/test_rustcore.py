@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from costcache.errors import SettingsError
 from costcache.eviction import LOCKED, NOT_A_LEAF, NOT_NOW
 from costcache.orders import KeyedOrder
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.policies.tlru import TLRU
 from costcache.records import NodeRecord
 from costcache.settings import Settings

@@ -17,7 +17,7 @@ from costcache.cli import COMMANDS, cli
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.policies import BUILTIN, PolicySpec
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.sim.traces import load_trace
 from costcache.sim.workloads import WORKLOADS
 
@@ -50,7 +50,7 @@ class Odd:
 
     @hookimpl
     def policies(self) -> dict[str, PolicySpec]:
-        return {"odd": PolicySpec(lambda cost, pools, settings: LRU(), "Goes first: [red]x[/red] :smile:.")}
+        return {"odd": PolicySpec(lambda cost, pools, settings: LRU(), "Evicts [red]x[/red] :smile:.")}
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_plugins_shows_failures_and_takes_text_as_it_is(odd: PluginManager) -> N
         result = costcache_("plugins", *options)
         assert result.exit_code == 1
         assert "import failed: [bold]no[/bold] module" in result.stdout
-        assert "Goes first: [red]x[/red] :smile:." in result.stdout
+        assert "Evicts [red]x[/red] :smile:." in result.stdout
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -15,7 +15,7 @@ import pytest
 from costcache import NodeRecord, RadixCache, Victim, VictimOrder
 from costcache.eviction import Eviction
 from costcache.plugins import PluginManager
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from tests.property.kit import (
     MODEL,
     Plugin,

@@ -15,7 +15,7 @@ from costcache.model import ModelSpec
 from costcache.planning import Plan, plan
 from costcache.plugins import PluginManager, get_plugins
 from costcache.policies import PolicySpec
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.settings import Settings
 
 GIB = 2**30

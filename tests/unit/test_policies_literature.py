@@ -15,7 +15,7 @@ from costcache.orders import VictimOrder
 from costcache.policies import wtinylfu
 from costcache.policies.gdsf import GDSF
 from costcache.policies.ghosts import Ghosts
-from costcache.policies.hits_per_token import HitsPerToken
+from costcache.policies.keyed import HitsPerToken
 from costcache.policies.lhd import AGES, LHD, densities, group_of
 from costcache.policies.lru2 import LRUK
 from costcache.policies.s3fifo import S3FIFO

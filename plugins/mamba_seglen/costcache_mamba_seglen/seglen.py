@@ -5,7 +5,6 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from costcache import CostModel, NodeRecord, PolicySpec, PoolState, StateOrder, hookimpl
-from costcache.policies.states import needs_states
 
 __all__ = ["Seglen", "SeglenSettings"]
 
@@ -72,6 +71,6 @@ def policies() -> dict[str, PolicySpec]:
             _make,
             "Least to recompute and least recently gone on from first (hybrid models).",
             SeglenSettings,
-            supports=needs_states,
+            sees=frozenset({"states"}),
         )
     }

@@ -86,7 +86,7 @@ def test_seglen_goes_by_recency_or_by_what_would_be_recomputed(weight: float, fi
 
 
 def test_seglen_says_why_it_does_not_serve_a_model_without_states() -> None:
-    with pytest.raises(PluginError, match=r"'seglen' does not serve model 'llama-3-8b': .* has none"):
+    with pytest.raises(PluginError, match=r"'seglen' does not serve model 'llama-3-8b': .* has no states"):
         get_plugins().check_settings(
             Settings(policy="seglen"), get_plugins().match(ModelSpec.preset("llama-3-8b"))
         )
