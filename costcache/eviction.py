@@ -270,6 +270,8 @@ class EvictionPipeline:
         return 0
 
     def _adjusted(self, state: PoolState, requested: int) -> int:
+        """The plugin's count, or the request itself where that is out of bounds; in whole pages."""
+        requested = state.in_pages(requested)
         try:
             count = self._adjust(state, requested)
         except Exception as error:
@@ -279,7 +281,7 @@ class EvictionPipeline:
             with contextlib.suppress(Exception):  # numpy's integers are welcome, True is not
                 count = -1 if isinstance(count, bool) else operator.index(count)
         if type(count) is int and (count == requested or requested < count <= state.capacity):
-            return count
+            return count if count == requested else state.in_pages(count)
         self._replaced(
             "adjust_eviction_count",
             f"answered {reprlib.repr(count)}, not an int from {requested} (requested) "

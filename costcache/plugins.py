@@ -29,12 +29,12 @@ from costcache.orders import KeyedOrder, VictimOrder
 from costcache.policies import PolicySpec
 from costcache.policies.spec import Sight
 from costcache.policies.states import StateOrder
+from costcache.records import PoolState
 from costcache.settings import DEFAULT_POLICY, PoolSettings, Settings, read_settings
 
 if TYPE_CHECKING:
     from costcache.deployment import Deployment
     from costcache.model import ModelSpec
-    from costcache.records import PoolState
 
 __all__ = ["Architecture", "PluginFailure", "PluginManager", "get_plugins", "serves"]
 
@@ -101,6 +101,26 @@ class Architecture:
         if not isinstance(token, TokenCost):
             raise PluginError(f"plugin {self.name!r}: token_cost returned {token!r}, not a TokenCost")
         return CostModel(spec=self.model, deployment=deployment, token=token)
+
+    def evicts_exactly(self, settings: Settings, page_size: int = 1) -> bool:
+        """Whether every eviction frees exactly its shortfall, in whole pages.
+
+        True if the plugin leaves ``adjust_eviction_count`` out, and its free target is 0 both for an empty
+        pool and for a full one.
+
+        Raises:
+            SettingsError: A setting under ``architecture`` is wrong.
+            PluginError: The plugin's ``settings_model`` raised or returned no model.
+        """
+        if self.adjust_eviction_count is not generic.adjust_eviction_count:
+            return False
+        values, size = self.pool_settings(settings), page_size << 20
+        empty = PoolState("kv", "tokens", size, size, 0, 0, page_size)
+        full = empty._replace(free=0, evictable=size)
+        try:
+            return all(self.free_target(self.model, pool, values) == 0 for pool in (empty, full))
+        except Exception:  # the pipeline reports it, and counts it as 0
+            return False
 
     def pool_settings(self, settings: Settings) -> PoolSettings:
         """The settings that the hooks see.

@@ -292,9 +292,9 @@ def policies_page(plugins: PluginManager) -> Iterator[str]:
     yield "By name, in `RadixCache(policy=...)` and `costcache simulate --policy`. The name `costcache`"
     yield "means the policy that the model's architecture plugin prefers, else the framework's default."
     yield from (f"For the presets, that is {' or '.join(f'`{name}`' for name in sorted(meant))} today.", "")
-    yield "*Sees* is what a policy looks at, and decides where it can serve: with `leaves` alone, every model and"
-    yield "SGLang's Rust core; with `nodes`, models without states; with `states`, models with states. A cache"
-    yield from ("refuses a policy that cannot serve its model.", "")
+    yield "*Sees* is what a policy looks at, and decides where it can serve: with `leaves` alone, every model"
+    yield "and SGLang's Rust core; with `nodes`, models without states; with `states`, models with states."
+    yield from ("A cache refuses a policy that cannot serve its model.", "")
     table = plugins.policies()
     yield from ("| Policy | Evicts first | Sees | Settings |", "|---|---|---|---|")
     for name, spec in table.items():
