@@ -1,4 +1,4 @@
-"""Finding plugins, choosing the one that serves a model, and binding its hooks.
+"""Finds plugins, matches the one that serves a model, and binds its hooks.
 
 Each entry point of the group ``costcache`` is loaded on its own: one that fails is reported by name
 and skipped. Hooks are bound to plain functions when a cache is made, since a pluggy call costs about
@@ -52,8 +52,8 @@ class PluginFailure:
 
     Attributes:
         plugin: Name of the entry point.
-        source: Where it comes from, ``module:attribute`` of the entry point.
-        reason: What is wrong, in one line.
+        source: Its ``module:attribute``, as in the entry point.
+        reason: The error, in one line.
     """
 
     plugin: str
@@ -67,7 +67,7 @@ class Architecture:
 
     Attributes:
         name: The plugin's name.
-        specificity: Its claim.
+        specificity: Its claim on the model.
         model: The model that it serves.
         token_cost: ``token_cost(model, deployment)``.
         free_target: ``free_target(model, pool, settings)``.
@@ -89,13 +89,13 @@ class Architecture:
         """The cost model of this plugin's model as it is deployed.
 
         Raises:
-            SettingsError: The deployment does not fit the model.
-            PluginError: The plugin's ``token_cost`` raised or returned something else.
+            SettingsError: If the deployment does not fit the model.
+            PluginError: If the plugin's ``token_cost`` raised or did not return a ``TokenCost``.
         """
         try:
             token = self.token_cost(self.model, deployment)
         except CostcacheError:
-            raise  # it says what is wrong and what to do, and it is not the plugin
+            raise  # the deployment's fault, not the plugin's, with its own message
         except Exception as error:
             raise PluginError(f"plugin {self.name!r}: token_cost raised {error!r}") from error
         if not isinstance(token, TokenCost):
@@ -109,8 +109,8 @@ class Architecture:
         pool and for a full one.
 
         Raises:
-            SettingsError: A setting under ``architecture`` is wrong.
-            PluginError: The plugin's ``settings_model`` raised or returned no model.
+            SettingsError: If a setting under ``architecture`` is not valid.
+            PluginError: If the plugin's ``settings_model`` raised or did not return a model.
         """
         if self.adjust_eviction_count is not generic.adjust_eviction_count:
             return False
@@ -123,11 +123,11 @@ class Architecture:
             return False
 
     def pool_settings(self, settings: Settings) -> PoolSettings:
-        """The settings that the hooks see.
+        """Validate the settings that the hooks are given.
 
         Raises:
-            SettingsError: A setting under ``architecture`` is wrong.
-            PluginError: The plugin's ``settings_model`` raised or returned no model.
+            SettingsError: If a setting under ``architecture`` is not valid.
+            PluginError: If the plugin's ``settings_model`` raised or did not return a model.
         """
         try:
             model = self.settings_model()
@@ -152,7 +152,7 @@ class PluginManager:
     """The plugins of one process.
 
     Attributes:
-        failures: What was skipped, and why.
+        failures: Plugins, and parts of plugins, that were skipped.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class PluginManager:
         self.register(policies, "builtin", policies.__name__)
 
     def load_entry_points(self) -> None:
-        """Load every entry point of the group, in order of name; skip and report what fails."""
+        """Load every entry point of the group, in order of name; skip and report those that fail."""
         points = entry_points(group=hookspecs.PROJECT)
         for point in sorted(points, key=lambda p: (p.name, p.value)):
             self._load(point)
@@ -184,11 +184,12 @@ class PluginManager:
         Args:
             plugin: A module, class or object with functions marked ``@hookimpl``.
             name: Its name in messages; names are unique.
-            source: Where it comes from, for reports.
+            source: Its origin, for reports.
 
         Raises:
-            PluginError: It has no hook, misspells one, takes arguments that the hook does not
-                have, or with defaults, or keyword-only; or the name is taken.
+            PluginError: If it has no hook, misspells one, or takes arguments that the hook does not have,
+                with defaults, or keyword-only; if a policy that it offers is not valid; or if the name is
+                taken.
         """
         if self.pm.has_plugin(name):
             raise PluginError(f"a plugin of the name {name!r} is loaded already ({self._sources[name]})")
@@ -253,20 +254,20 @@ class PluginManager:
     def _failed(self, plugin: str, source: str, reason: str) -> None:
         failure = PluginFailure(plugin, source, reason)
         if failure in self.failures:
-            return  # said when an earlier cache was made
+            return  # reported when an earlier cache was made
         self.failures.append(failure)
         logger.warning("plugin %r (%s) is skipped: %s", plugin, source, reason)
 
     # -- architecture plugins ----------------------------------------------------------------
 
     def match(self, model: ModelSpec) -> Architecture:
-        """The plugin with the most specific claim on ``model``.
+        """Return the plugin with the most specific claim on ``model``, its hooks bound.
 
-        A plugin whose ``match_model`` raises or answers anything but an int from 0 up or None
-        is reported and passed over.
+        A plugin whose ``match_model`` raises or answers anything but None or an int of 0 or more is reported
+        and passed over.
 
         Raises:
-            PluginError: Two plugins claim the model with the same specificity.
+            PluginError: If two plugins claim the model with the same specificity.
         """
         claims: dict[int, list[str]] = {}
         for impl in self.pm.hook.match_model.get_hookimpls():
@@ -300,7 +301,7 @@ class PluginManager:
         return None
 
     def _bound(self, name: str, hook: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        """The plugin's own function for a hook, taking all of the hook's arguments, or ``default``."""
+        """Return the plugin's own function for a hook, taking all of the hook's arguments, or ``default``."""
         plugin = self.pm.get_plugin(name)
         for impl in getattr(self.pm.hook, hook).get_hookimpls():
             if impl.plugin is plugin:
@@ -328,10 +329,10 @@ class PluginManager:
         return names
 
     def policy_name(self, name: str, architecture: Architecture) -> str:
-        """What ``name`` means for a model: itself, or the plugin's preference for ``costcache``.
+        """Resolve the name of a policy for a model: ``costcache`` is the one that its plugin prefers.
 
         Raises:
-            PluginError: No policy has that name.
+            PluginError: If no policy has that name, or the plugin's ``default_policy`` failed.
         """
         if name == hookspecs.PROJECT:
             return self._preferred(architecture)
@@ -353,16 +354,16 @@ class PluginManager:
         if isinstance(chosen, str) and chosen in self._policies:
             return chosen
         raise PluginError(
-            f"{plugin}: default_policy answered {chosen!r}, which is no policy: name one of "
+            f"{plugin}: default_policy answered {chosen!r}, which is not a policy: name one of "
             f"{', '.join(sorted(self._policies))}"
         )
 
     def check_settings(self, settings: Settings, architecture: Architecture) -> None:
-        """Find out, before any work is done, whether a cache can be made with ``settings``.
+        """Check, before any work is done, that a cache can be made with ``settings``.
 
         Raises:
-            PluginError: No such policy, or it does not serve the model.
-            SettingsError: A setting under ``policy_settings`` or ``architecture`` is wrong.
+            PluginError: If there is no such policy, or it does not serve the model.
+            SettingsError: If a setting under ``policy_settings`` or ``architecture`` is not valid.
         """
         _, spec = self.policy_spec(settings, architecture)
         read_settings(spec.settings, settings.policy_settings, "policy_settings.")
@@ -381,9 +382,9 @@ class PluginManager:
             The policy's own name, and a new order.
 
         Raises:
-            PluginError: No such policy; or it does not serve the model, cannot be made, or makes an order
-                of another kind than it declares.
-            SettingsError: A setting under ``policy_settings`` is wrong.
+            PluginError: If there is no such policy, or it does not serve the model, cannot be made, or makes
+                an order of another kind than it declares.
+            SettingsError: If a setting under ``policy_settings`` is not valid.
         """
         name, spec = self.policy_spec(settings, architecture)
         values = read_settings(spec.settings, settings.policy_settings, "policy_settings.")
@@ -391,7 +392,7 @@ class PluginManager:
         try:
             order = spec.make_order(cost, pools, values)
         except CostcacheError:
-            raise  # it says what is wrong and what to do
+            raise  # its own message says more
         except Exception as error:
             raise PluginError(f"{where} cannot be made: {error!r}") from error
         kind = _kind(spec, pools)
@@ -411,7 +412,7 @@ class PluginManager:
             The policy's own name, and its spec.
 
         Raises:
-            PluginError: No such policy, or it does not serve the model.
+            PluginError: If there is no such policy, or it does not serve the model.
         """
         name = self.policy_name(settings.policy, architecture)
         model = architecture.model
@@ -424,7 +425,7 @@ class PluginManager:
         """Say why a policy does not serve a model, in one line; None if it does.
 
         Raises:
-            PluginError: The policy's ``supports`` raised.
+            PluginError: If the policy's ``supports`` raised.
         """
         plugin, spec = self._policies[name]
         if not serves(spec, model):
@@ -496,7 +497,7 @@ def _is_settings(value: object) -> bool:
 
 
 def _schema(settings: type[BaseModel]) -> dict[str, Any]:
-    """JSON schema of each field; without one where a field's type has none."""
+    """JSON schema of each field, or its description alone if some field's type has no schema."""
     try:
         properties: dict[str, Any] = settings.model_json_schema().get("properties", {})
     except PydanticInvalidForJsonSchema:
@@ -505,7 +506,7 @@ def _schema(settings: type[BaseModel]) -> dict[str, Any]:
 
 
 def _picking(function: Callable[..., Any], picks: tuple[int, ...]) -> Callable[..., Any]:
-    """``function``, called with those of the hook's arguments that it takes."""
+    """Wrap ``function`` to pick those of the hook's arguments that it takes."""
     if len(picks) < 2:  # an itemgetter of one index does not return a tuple
         return lambda *arguments: function(*(arguments[i] for i in picks))
     pick = operator.itemgetter(*picks)
@@ -514,7 +515,7 @@ def _picking(function: Callable[..., Any], picks: tuple[int, ...]) -> Callable[.
 
 @functools.cache
 def get_plugins() -> PluginManager:
-    """The process's plugins: the built-in ones and every installed entry point."""
+    """Return the process's plugins: the built-in ones and every installed entry point."""
     manager = PluginManager()
     manager.load_entry_points()
     return manager
