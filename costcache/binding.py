@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from costcache.guard import HookGuard
 from costcache.plugins import Architecture, PluginManager, get_plugins
 from costcache.pool import Pool
-from costcache.records import PoolState
 
 if TYPE_CHECKING:
     from costcache.cost import CostModel
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
     from costcache.eviction import Refused
     from costcache.model import ModelSpec
     from costcache.orders import VictimOrder
-    from costcache.records import Clock, Victim
+    from costcache.policies import PolicySpec
+    from costcache.records import Clock, PoolState, Victim
     from costcache.settings import PoolSettings, Settings
 
 __all__ = ["Binding"]
@@ -89,30 +89,21 @@ class Binding:
     @property
     def policy(self) -> str:
         """The chosen policy's own name."""
-        return self.plugins.policy_name(self.settings.policy, self.architecture)
+        return self.plugins.policy_spec(self.settings, self.architecture)[0]
 
     @property
     def sees_leaves_only(self) -> bool:
         """Whether the chosen policy ranks leaves by their uses, times and priorities alone."""
-        from costcache.policies.fifo import FIFO
-        from costcache.policies.filo import FILO
-        from costcache.policies.lfu import LFU
-        from costcache.policies.lru import LRU
-        from costcache.policies.mru import MRU
-        from costcache.policies.priority import Priority
-        from costcache.policies.slru import SLRU
-
-        order = type(self.make_order((PoolState("kv", "tokens", 1 << 20, 1 << 20, 0, 0, 1),))[1])
-        return bool(getattr(order, "leaves_only", order in (FIFO, FILO, LFU, LRU, MRU, Priority, SLRU)))
+        return self._spec.leaves_only
 
     @property
     def ranks_states(self) -> bool:
         """Whether the chosen policy ranks KV and states together, on a model with states."""
-        from costcache.policies.states import StateOrder
+        return self.architecture.model.has_states and "states" in self._spec.sees
 
-        units = {"kv": "tokens", "state": "states"}
-        states = [PoolState(n, u, 1 << 20, 1 << 20, 0, 0, self.page_size) for n, u in units.items()]
-        return self.cost.token.state_bytes > 0 and isinstance(self.make_order(tuple(states))[1], StateOrder)
+    @property
+    def _spec(self) -> PolicySpec:
+        return self.plugins.policy_spec(self.settings, self.architecture)[1]
 
     def make_order(self, pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
         """Make a new order of the chosen policy; returns the policy's own name and the order.

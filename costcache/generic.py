@@ -1,7 +1,7 @@
 """The built-in architecture plugin: serves every readable model, hybrids included.
 
-It claims with specificity 0, so that any plugin's claim is higher. Its hooks are also what applies
-where another plugin leaves one out.
+It claims with specificity 0, so that any other plugin's claim is higher. Its hooks are also the defaults of
+those that another plugin leaves out.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ def match_model(model: ModelSpec) -> int | None:
 
 @hookimpl
 def token_cost(model: ModelSpec, deployment: Deployment) -> TokenCost:
-    """Compose the core's formula of each layer kind."""
+    """Add up the core's formula of each kind of layer."""
     return costs.token_cost(model, deployment)
 
 
 @hookimpl
 def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> float:
-    """The headroom as it is set."""
+    """Leave the headroom free, as it is set."""
     return settings.headroom
 
 
 @hookimpl
 def adjust_eviction_count(model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings) -> int:
-    """What is requested: exact shortfall is best."""
+    """Evict what is requested: the exact shortfall is best."""
     return requested
 
 
 @hookimpl
 def default_policy(model: ModelSpec) -> str | None:
-    """No preference: the framework's default."""
+    """Prefer the framework's default."""
     return None
 
 
 @hookimpl
 def settings_model() -> type[BaseModel] | None:
-    """No settings."""
+    """Have no settings."""
     return None
 
 
@@ -64,4 +64,4 @@ DEFAULTS: dict[str, Callable[..., Any]] = {
     "default_policy": default_policy,
     "settings_model": settings_model,
 }
-"""What a hook of an architecture plugin answers where the plugin leaves it out."""
+"""Functions for the hooks that an architecture plugin leaves out."""

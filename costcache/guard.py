@@ -12,7 +12,7 @@ from typing import Any
 
 from costcache.eviction import EvictionCounters
 from costcache.orders import VictimOrder
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.policies.states import StateOrder, state_lru
 from costcache.records import Action, NodeRecord, PoolState, Victim
 
@@ -140,7 +140,8 @@ class HookGuard:
         return 0
 
     def adjusted(self, state: PoolState, requested: int) -> int:
-        """Units to evict for ``requested``: the plugin's count, from ``requested`` up to the capacity."""
+        """Units to evict for ``requested``, in whole pages: the plugin's count, or the request if that is wrong."""
+        requested = state.in_pages(requested)
         if self._adjust is None:
             return requested
         try:
@@ -152,7 +153,7 @@ class HookGuard:
             with contextlib.suppress(Exception):  # numpy's integers are welcome, True is not
                 count = -1 if isinstance(count, bool) else operator.index(count)
         if type(count) is int and (count == requested or requested < count <= state.capacity):
-            return count
+            return count if count == requested else state.in_pages(count)
         self._replaced(
             "adjust_eviction_count",
             f"answered {reprlib.repr(count)}, not an int from {requested} (requested) "

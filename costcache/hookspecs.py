@@ -3,10 +3,11 @@
 An *architecture plugin* is found by matching a model (``match_model``); a *policy plugin* is found
 by the names that it offers (``policies``). A plugin is a module, class or object with functions
 marked ``@costcache.hookimpl``, named by an entry point of the group ``costcache``. Every hook is
-optional except that an architecture plugin needs ``match_model``. An implementation may leave out
+optional, except that an architecture plugin needs ``match_model``. An implementation may leave out
 arguments that it does not use; it may not rename them, give them defaults or make them keyword-only.
 
-Hooks are bound once, when a cache is made, and called directly from then on.
+Hooks are bound once, when a cache is made, and called directly from then on. A plugin states only what
+differs: a hook that it leaves out has the default described here.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def match_model(model: ModelSpec) -> int | None:
-    """Say whether this plugin serves a model, and how specifically.
+    """Claim a model, with a specificity, or decline it.
 
     Called once per cache, of every architecture plugin, when the model is known.
 
@@ -55,7 +56,7 @@ def match_model(model: ModelSpec) -> int | None:
         model: The model's architecture facts.
 
     Returns:
-        The specificity of the claim, an int from 1 up (the built-in ``generic`` claims every
+        The specificity of the claim, an int of 1 or more (the built-in ``generic`` claims every
         readable model with 0), or None to decline. The highest claim wins; a tie is an error that
         names both plugins, since neither may win by chance.
     """
@@ -63,13 +64,13 @@ def match_model(model: ModelSpec) -> int | None:
 
 @hookspec
 def token_cost(model: ModelSpec, deployment: Deployment) -> TokenCost:
-    """Say what one cached token, and one state, holds in memory.
+    """Return the memory of one cached token and of one state.
 
-    Called once per cache. Without it the core's per-layer formulas are used.
+    Called once per cache. The default is the core's formula of each layer, added up.
 
     Args:
         model: The model's architecture facts.
-        deployment: How it is served: parallelism, KV dtype, page size.
+        deployment: Parallelism, KV dtype and page size.
 
     Returns:
         Bytes per token and per state, per rank, and the compression ratio.
@@ -78,10 +79,10 @@ def token_cost(model: ModelSpec, deployment: Deployment) -> TokenCost:
 
 @hookspec
 def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> float:
-    """Say which share of a pool an eviction should leave free, beyond its shortfall.
+    """Return the share of a pool that an eviction should leave free beyond its shortfall.
 
-    Called at each eviction that has a shortfall. Without it, the answer is ``settings.headroom``.
-    Free space is memory that caches nothing: 0 is best unless something else needs the room.
+    Called at each eviction that has a shortfall. The default is ``settings.headroom``. Free space caches
+    nothing: 0 is best unless something else needs the room.
 
     Args:
         model: The model's architecture facts.
@@ -89,51 +90,51 @@ def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> fl
         settings: The framework's headroom and the plugin's own settings.
 
     Returns:
-        A share from 0.0 up to, not including, 1.0. Anything else counts as 0.0, is counted as
-        clamped and logged once.
+        A share from 0.0 to below 1.0. Any other answer is replaced by 0.0, counted as clamped and
+        logged once.
     """
 
 
 @hookspec
 def adjust_eviction_count(model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings) -> int:
-    """Say how much to evict, given how much is needed.
+    """Return the units to evict, given the units requested.
 
-    Called at each eviction that has a shortfall, after ``free_target``. Without it, the answer is
-    ``requested``.
+    Called at each eviction that has a shortfall, after ``free_target``. The default is ``requested``.
 
     Args:
         model: The model's architecture facts.
         pool: The pool before the eviction; counts in the pool's unit.
-        requested: Shortfall plus headroom, in the pool's unit, from 1 up.
+        requested: Shortfall plus headroom, in the pool's unit, 1 or more; in a pool of tokens, whole pages.
         settings: The framework's headroom and the plugin's own settings.
 
     Returns:
-        Units to evict, from ``requested`` up to ``pool.capacity``. Anything else counts as
-        ``requested``, is counted as clamped and logged once. What is more than the pool can
-        evict is cut to that.
+        Units to evict, from ``requested`` to ``pool.capacity``. Any other answer is replaced by
+        ``requested``, counted as clamped and logged once. Tokens are rounded up to whole pages, and the
+        count is cut to what is evictable.
     """
 
 
 @hookspec
 def default_policy(model: ModelSpec) -> str | None:
-    """Name the policy that the name ``costcache`` means for this model.
+    """Name the policy that ``costcache`` stands for with this model.
 
-    Called once per cache, when the policy is ``costcache``.
+    Called once per cache, when the policy is ``costcache``. The default is None.
 
     Args:
         model: The model's architecture facts.
 
     Returns:
-        The name of a policy, or None for the framework's default.
+        The name of a policy that serves the model, or None for the framework's default.
     """
 
 
 @hookspec
 def settings_model() -> type[BaseModel] | None:
-    """Give the pydantic model of this architecture plugin's own settings.
+    """Return the pydantic model of this architecture plugin's own settings.
 
-    Called once per cache. What users put under ``architecture`` is checked against it and
-    reaches the other hooks as ``settings.architecture``.
+    Called once per cache. The user's settings under ``architecture`` are validated against it and reach the
+    other hooks as ``settings.architecture``. The default is None. ``costcache plan`` shows the free target
+    under the ``examples`` of each field.
 
     Returns:
         A pydantic model class that can be made without arguments, or None for no settings.
@@ -147,6 +148,6 @@ def policies() -> dict[str, PolicySpec]:
     Called once, when the plugin is loaded.
 
     Returns:
-        Policy name to :class:`costcache.policies.PolicySpec`. A name that another plugin offers
-        already is reported and skipped.
+        Policy name to :class:`costcache.policies.PolicySpec`. A name that another plugin already offers is
+        reported and skipped.
     """

@@ -1,14 +1,15 @@
-"""Capacity analysis: how many tokens a memory budget can cache, with the arithmetic."""
+"""Capacity analysis: the tokens that a memory budget can cache, with the arithmetic."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import BaseModel
+
 from costcache.cost import TokenCost
 from costcache.deployment import Deployment
 from costcache.errors import PluginError, SettingsError
-from costcache.model import ModelSpec
 from costcache.plugins import Architecture
 from costcache.records import PoolState
 from costcache.settings import Settings
@@ -18,42 +19,42 @@ __all__ = ["FreeTarget", "Plan", "plan"]
 
 @dataclass(frozen=True, slots=True)
 class FreeTarget:
-    """What a headroom setting leaves free in a pool.
+    """The free target of a pool under some settings.
 
     Attributes:
-        label: What the setting is.
+        label: The settings in a few words.
         headroom: The framework's headroom, a share of the pool.
-        floor: The plugin's floor, a share of the pool; None for a plugin without one.
+        architecture: The plugin's own settings, as plain data; empty for a plugin without any.
         share: The plugin's free target, a share of the pool.
         tokens: Tokens of the pool that it leaves free.
     """
 
     label: str
     headroom: float
-    floor: float | None
+    architecture: dict[str, Any]
     share: float
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a rank's memory can cache.
+    """The tokens and states that one rank's memory can cache.
 
     Attributes:
         model: Name of the model.
         plugin: The architecture plugin that serves it.
         deployment: How it is served.
         memory: Bytes of accelerator memory on one rank.
-        weights: Bytes of it that are not for the cache: weights, activations, graphs.
+        weights: Bytes of it that the cache cannot use: weights, activations, graphs.
         budget: Bytes for the cache.
-        cost: What a token and a state hold on one rank.
+        cost: Bytes of a token and of a state on one rank.
         token_bytes: Bytes per cached token: KV and sliding-window pool together.
         tokens: Tokens that fit the budget, whole pages; None for a model without KV.
         decompressed_token_bytes: Bytes per token if latent layers kept keys and values of every head.
         decompressed_tokens: Tokens that would fit then; None for a model without latent layers.
         states: State checkpoints that fit if the budget held nothing else; None without states.
-        state_tokens: Tokens that one state costs as much memory as; None without states or KV.
-        free_targets: What headroom settings leave free; none for a model without KV.
+        state_tokens: Tokens that take as much memory as one state; None without states or KV.
+        free_targets: Free targets as set and under a few other settings; none for a model without KV.
     """
 
     model: str
@@ -72,7 +73,7 @@ class Plan:
     free_targets: tuple[FreeTarget, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, without the free targets' class and with the arithmetic."""
+        """Plain data for JSON, arithmetic included."""
         values = {name: getattr(self, name) for name in self.__slots__}
         values["deployment"] = self.deployment.model_dump(mode="json")
         values["cost"] = self.cost.model_dump(mode="json")
@@ -95,7 +96,7 @@ def plan(
         deployment: How it is served.
         settings: Headroom, and the plugin's settings.
         memory: Bytes of accelerator memory on one rank.
-        weights: Bytes of it that are not for the cache.
+        weights: Bytes of it that the cache cannot use.
 
     Raises:
         SettingsError: The budget is empty, or a setting is wrong.
@@ -104,8 +105,8 @@ def plan(
     budget = memory - weights
     if budget <= 0:
         raise SettingsError(
-            f"memory is {memory:,} bytes and weights {weights:,}: nothing is left to cache in; "
-            "give what one rank has, and what one rank's weights take"
+            f"memory is {memory:,} bytes and weights {weights:,}: nothing is left for the cache; "
+            "give the memory of one rank, and the weights of one rank"
         )
     cost = architecture.cost(deployment).token
     page = deployment.page_size
@@ -134,26 +135,29 @@ def plan(
 def _free_targets(
     architecture: Architecture, settings: Settings, tokens: int, page_size: int
 ) -> list[FreeTarget]:
-    model: ModelSpec = architecture.model
     pool = PoolState("kv", "tokens", tokens, tokens, 0, 0, page_size)
-    own = architecture.settings_model()
-    has_floor = own is not None and "floor" in own.model_fields
-    cases = [("as set", settings.headroom, settings.architecture)]
-    if has_floor:
-        cases += [
-            ("headroom 20 % with a floor of 5 %", 0.20, {**settings.architecture, "floor": 0.05}),
-            ("headroom 20 % without a floor", 0.20, {**settings.architecture, "floor": 0.0}),
-        ]
-    else:
-        cases.append(("headroom 20 %", 0.20, settings.architecture))
+    cases = [("as set", settings)]
+    for values in _examples(architecture.settings_model()):
+        label = ", ".join(["headroom 20 %", *(f"{name} {value}" for name, value in values.items())])
+        own = settings.architecture | values
+        cases.append((label, settings.model_copy(update={"headroom": 0.20, "architecture": own})))
     targets = []
-    for label, headroom, values in cases:
-        case = settings.model_copy(update={"headroom": headroom, "architecture": values})
-        pool_settings = architecture.pool_settings(case)
+    for label, case in cases:
+        told = architecture.pool_settings(case)
         try:
-            share = architecture.free_target(model, pool, pool_settings)
+            share = architecture.free_target(architecture.model, pool, told)
         except Exception as error:
             raise PluginError(f"plugin {architecture.name!r}: free_target raised {error!r}") from error
-        floor = getattr(pool_settings.architecture, "floor", None)
-        targets.append(FreeTarget(label, headroom, floor, share, int(share * tokens)))
+        used = {} if told.architecture is None else told.architecture.model_dump(mode="json")
+        targets.append(FreeTarget(label, case.headroom, used, share, int(share * tokens)))
     return targets
+
+
+def _examples(own: type[BaseModel] | None) -> list[dict[str, Any]]:
+    """The examples that a plugin's settings model gives of its fields, one at a time, and no example."""
+    fields = (
+        {} if own is None else {name: field for name, field in own.model_fields.items() if field.examples}
+    )
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    examples = [{name: value} for name, field in fields.items() for value in field.examples or ()]
+    return [*(defaults | example for example in examples), defaults]

@@ -1,4 +1,4 @@
-"""Finding plugins, choosing the one that serves a model, and binding its hooks.
+"""Finds plugins, matches the one that serves a model, and binds its hooks.
 
 Each entry point of the group ``costcache`` is loaded on its own: one that fails is reported by name
 and skipped. Hooks are bound to plain functions when a cache is made, since a pluggy call costs about
@@ -7,34 +7,36 @@ a microsecond and eviction is a hot path.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
-import importlib
 import inspect
 import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pluggy
 from pydantic import BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from costcache import generic, hookspecs
+from costcache import generic, hookspecs, policies
 from costcache.cost import CostModel, TokenCost
 from costcache.errors import CostcacheError, PluginError
-from costcache.orders import VictimOrder
-from costcache.policies import BUILTIN, FOR_STATES, PolicySpec
+from costcache.orders import KeyedOrder, VictimOrder
+from costcache.policies import PolicySpec
+from costcache.policies.spec import Sight
+from costcache.policies.states import StateOrder
+from costcache.records import PoolState
 from costcache.settings import DEFAULT_POLICY, PoolSettings, Settings, read_settings
 
 if TYPE_CHECKING:
     from costcache.deployment import Deployment
     from costcache.model import ModelSpec
-    from costcache.records import PoolState
 
-__all__ = ["Architecture", "PluginFailure", "PluginManager", "get_plugins"]
+__all__ = ["Architecture", "PluginFailure", "PluginManager", "get_plugins", "serves"]
 
 logger = logging.getLogger("costcache")
 
@@ -50,8 +52,8 @@ class PluginFailure:
 
     Attributes:
         plugin: Name of the entry point.
-        source: Where it comes from, ``module:attribute`` of the entry point.
-        reason: What is wrong, in one line.
+        source: Its ``module:attribute``, as in the entry point.
+        reason: The error, in one line.
     """
 
     plugin: str
@@ -65,7 +67,7 @@ class Architecture:
 
     Attributes:
         name: The plugin's name.
-        specificity: Its claim.
+        specificity: Its claim on the model.
         model: The model that it serves.
         token_cost: ``token_cost(model, deployment)``.
         free_target: ``free_target(model, pool, settings)``.
@@ -87,25 +89,45 @@ class Architecture:
         """The cost model of this plugin's model as it is deployed.
 
         Raises:
-            SettingsError: The deployment does not fit the model.
-            PluginError: The plugin's ``token_cost`` raised or returned something else.
+            SettingsError: If the deployment does not fit the model.
+            PluginError: If the plugin's ``token_cost`` raised or did not return a ``TokenCost``.
         """
         try:
             token = self.token_cost(self.model, deployment)
         except CostcacheError:
-            raise  # it says what is wrong and what to do, and it is not the plugin
+            raise  # the deployment's fault, not the plugin's, with its own message
         except Exception as error:
             raise PluginError(f"plugin {self.name!r}: token_cost raised {error!r}") from error
         if not isinstance(token, TokenCost):
             raise PluginError(f"plugin {self.name!r}: token_cost returned {token!r}, not a TokenCost")
         return CostModel(spec=self.model, deployment=deployment, token=token)
 
-    def pool_settings(self, settings: Settings) -> PoolSettings:
-        """The settings that the hooks see.
+    def evicts_exactly(self, settings: Settings, page_size: int = 1) -> bool:
+        """Whether every eviction frees exactly its shortfall, in whole pages.
+
+        True if the plugin leaves ``adjust_eviction_count`` out, and its free target is 0 both for an empty
+        pool and for a full one.
 
         Raises:
-            SettingsError: A setting under ``architecture`` is wrong.
-            PluginError: The plugin's ``settings_model`` raised or returned no model.
+            SettingsError: If a setting under ``architecture`` is not valid.
+            PluginError: If the plugin's ``settings_model`` raised or did not return a model.
+        """
+        if self.adjust_eviction_count is not generic.adjust_eviction_count:
+            return False
+        values, size = self.pool_settings(settings), page_size << 20
+        empty = PoolState("kv", "tokens", size, size, 0, 0, page_size)
+        full = empty._replace(free=0, evictable=size)
+        try:
+            return all(self.free_target(self.model, pool, values) == 0 for pool in (empty, full))
+        except Exception:  # the pipeline reports it, and counts it as 0
+            return False
+
+    def pool_settings(self, settings: Settings) -> PoolSettings:
+        """Validate the settings that the hooks are given.
+
+        Raises:
+            SettingsError: If a setting under ``architecture`` is not valid.
+            PluginError: If the plugin's ``settings_model`` raised or did not return a model.
         """
         try:
             model = self.settings_model()
@@ -130,7 +152,7 @@ class PluginManager:
     """The plugins of one process.
 
     Attributes:
-        failures: What was skipped, and why.
+        failures: Plugins, and parts of plugins, that were skipped.
     """
 
     def __init__(self) -> None:
@@ -140,12 +162,10 @@ class PluginManager:
         self._policies: dict[str, tuple[str, PolicySpec]] = {}
         self._sources: dict[str, str] = {}
         self.register(generic, "generic", generic.__name__)
-        for name in (*BUILTIN, *FOR_STATES):
-            module = f"costcache.policies.{name.replace('-', '_')}"
-            self.register(importlib.import_module(module), name, module)
+        self.register(policies, "builtin", policies.__name__)
 
     def load_entry_points(self) -> None:
-        """Load every entry point of the group, in order of name; skip and report what fails."""
+        """Load every entry point of the group, in order of name; skip and report those that fail."""
         points = entry_points(group=hookspecs.PROJECT)
         for point in sorted(points, key=lambda p: (p.name, p.value)):
             self._load(point)
@@ -164,11 +184,12 @@ class PluginManager:
         Args:
             plugin: A module, class or object with functions marked ``@hookimpl``.
             name: Its name in messages; names are unique.
-            source: Where it comes from, for reports.
+            source: Its origin, for reports.
 
         Raises:
-            PluginError: It has no hook, misspells one, takes arguments that the hook does not
-                have, or with defaults, or keyword-only; or the name is taken.
+            PluginError: If it has no hook, misspells one, or takes arguments that the hook does not have,
+                with defaults, or keyword-only; if a policy that it offers is not valid; or if the name is
+                taken.
         """
         if self.pm.has_plugin(name):
             raise PluginError(f"a plugin of the name {name!r} is loaded already ({self._sources[name]})")
@@ -222,8 +243,7 @@ class PluginManager:
         for policy, spec in offer.items():
             if not isinstance(policy, str) or not isinstance(spec, PolicySpec):
                 raise TypeError(f"{policy!r}: {spec!r} is not a name and a PolicySpec")
-            if not _is_settings(spec.settings):
-                raise TypeError(f"{policy!r}: settings is {spec.settings!r}, not a pydantic model")
+            _check_spec(policy, spec)
         for policy, spec in offer.items():
             if policy == hookspecs.PROJECT or policy in self._policies:
                 owner = self._policies.get(policy, ("the framework", spec))[0]
@@ -234,20 +254,20 @@ class PluginManager:
     def _failed(self, plugin: str, source: str, reason: str) -> None:
         failure = PluginFailure(plugin, source, reason)
         if failure in self.failures:
-            return  # said when an earlier cache was made
+            return  # reported when an earlier cache was made
         self.failures.append(failure)
         logger.warning("plugin %r (%s) is skipped: %s", plugin, source, reason)
 
     # -- architecture plugins ----------------------------------------------------------------
 
     def match(self, model: ModelSpec) -> Architecture:
-        """The plugin with the most specific claim on ``model``.
+        """Return the plugin with the most specific claim on ``model``, its hooks bound.
 
-        A plugin whose ``match_model`` raises or answers anything but an int from 0 up or None
-        is reported and passed over.
+        A plugin whose ``match_model`` raises or answers anything but None or an int of 0 or more is reported
+        and passed over.
 
         Raises:
-            PluginError: Two plugins claim the model with the same specificity.
+            PluginError: If two plugins claim the model with the same specificity.
         """
         claims: dict[int, list[str]] = {}
         for impl in self.pm.hook.match_model.get_hookimpls():
@@ -281,7 +301,7 @@ class PluginManager:
         return None
 
     def _bound(self, name: str, hook: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        """The plugin's own function for a hook, taking all of the hook's arguments, or ``default``."""
+        """Return the plugin's own function for a hook, taking all of the hook's arguments, or ``default``."""
         plugin = self.pm.get_plugin(name)
         for impl in getattr(self.pm.hook, hook).get_hookimpls():
             if impl.plugin is plugin:
@@ -299,11 +319,20 @@ class PluginManager:
         """All policies by name, sorted."""
         return {name: self._policies[name][1] for name in sorted(self._policies)}
 
+    def serving(self, model: ModelSpec) -> list[str]:
+        """Names of the policies that serve a model, sorted."""
+        names = []
+        for name, (_, spec) in sorted(self._policies.items()):
+            with contextlib.suppress(PluginError):  # the error of a policy that nobody asked for
+                if serves(spec, model) and self.refusal(name, model) is None:
+                    names.append(name)
+        return names
+
     def policy_name(self, name: str, architecture: Architecture) -> str:
-        """What ``name`` means for a model: itself, or the plugin's preference for ``costcache``.
+        """Resolve the name of a policy for a model: ``costcache`` is the one that its plugin prefers.
 
         Raises:
-            PluginError: No policy has that name.
+            PluginError: If no policy has that name, or the plugin's ``default_policy`` failed.
         """
         if name == hookspecs.PROJECT:
             return self._preferred(architecture)
@@ -325,18 +354,19 @@ class PluginManager:
         if isinstance(chosen, str) and chosen in self._policies:
             return chosen
         raise PluginError(
-            f"{plugin}: default_policy answered {chosen!r}, which is no policy: name one of "
+            f"{plugin}: default_policy answered {chosen!r}, which is not a policy: name one of "
             f"{', '.join(sorted(self._policies))}"
         )
 
     def check_settings(self, settings: Settings, architecture: Architecture) -> None:
-        """Find out, before any work is done, whether a cache can be made with ``settings``.
+        """Check, before any work is done, that a cache can be made with ``settings``.
 
         Raises:
-            PluginError: No such policy, or it does not serve the model.
-            SettingsError: A setting under ``policy_settings`` or ``architecture`` is wrong.
+            PluginError: If there is no such policy, or it does not serve the model.
+            SettingsError: If a setting under ``policy_settings`` or ``architecture`` is not valid.
         """
-        self._policy(settings, architecture)
+        _, spec = self.policy_spec(settings, architecture)
+        read_settings(spec.settings, settings.policy_settings, "policy_settings.")
         architecture.pool_settings(settings)
 
     def make_order(
@@ -352,34 +382,59 @@ class PluginManager:
             The policy's own name, and a new order.
 
         Raises:
-            PluginError: No such policy, or it does not serve the model, or it cannot be made.
-            SettingsError: A setting under ``policy_settings`` is wrong.
+            PluginError: If there is no such policy, or it does not serve the model, cannot be made, or makes
+                an order of another kind than it declares.
+            SettingsError: If a setting under ``policy_settings`` is not valid.
         """
-        name, values = self._policy(settings, architecture)
-        plugin, spec = self._policies[name]
+        name, spec = self.policy_spec(settings, architecture)
+        values = read_settings(spec.settings, settings.policy_settings, "policy_settings.")
+        where = f"policy {name!r} of plugin {self._policies[name][0]!r}"
         try:
             order = spec.make_order(cost, pools, values)
         except CostcacheError:
-            raise  # it says what is wrong and what to do
+            raise  # its own message says more
         except Exception as error:
-            raise PluginError(f"policy {name!r} of plugin {plugin!r} cannot be made: {error!r}") from error
+            raise PluginError(f"{where} cannot be made: {error!r}") from error
+        kind = _kind(spec, pools)
         if not isinstance(order, VictimOrder):
+            raise PluginError(f"{where}: make_order returned {order!r}, not a VictimOrder")
+        if not isinstance(order, kind):
             raise PluginError(
-                f"policy {name!r} of plugin {plugin!r}: make_order returned {order!r}, not a VictimOrder"
+                f"{where} declares that it sees {_words(spec.sees)}, but its make_order returned a "
+                f"{type(order).__name__}, which is not a {kind.__name__}"
             )
         return name, order
 
-    def _policy(self, settings: Settings, architecture: Architecture) -> tuple[str, BaseModel]:
-        """The policy's own name, and its settings."""
+    def policy_spec(self, settings: Settings, architecture: Architecture) -> tuple[str, PolicySpec]:
+        """Find the policy that ``settings.policy`` names for a model.
+
+        Returns:
+            The policy's own name, and its spec.
+
+        Raises:
+            PluginError: If there is no such policy, or it does not serve the model.
+        """
         name = self.policy_name(settings.policy, architecture)
+        model = architecture.model
+        reason = self.refusal(name, model)
+        if reason is not None:
+            raise PluginError(f"policy {name!r} does not serve model {model.name!r}: {reason}")
+        return name, self._policies[name][1]
+
+    def refusal(self, name: str, model: ModelSpec) -> str | None:
+        """Say why a policy does not serve a model, in one line; None if it does.
+
+        Raises:
+            PluginError: If the policy's ``supports`` raised.
+        """
         plugin, spec = self._policies[name]
+        if not serves(spec, model):
+            why = "keeps states, which it does not rank" if model.has_states else "has no states to rank"
+            return f"the model {why}; take {', '.join(self.serving(model))}"
         try:
-            refusal = spec.supports(architecture.model)
+            return spec.supports(model)
         except Exception as error:
             raise PluginError(f"policy {name!r} of plugin {plugin!r}: supports raised {error!r}") from error
-        if refusal is not None:
-            raise PluginError(f"policy {name!r} does not serve model {architecture.model.name!r}: {refusal}")
-        return name, read_settings(spec.settings, settings.policy_settings, "policy_settings.")
 
     def describe(self) -> dict[str, Any]:
         """Plugins, policies and failures as plain data, for ``costcache plugins --json``."""
@@ -394,6 +449,8 @@ class PluginManager:
                     "name": name,
                     "plugin": plugin,
                     "summary": spec.summary,
+                    "sees": sorted(spec.sees),
+                    "explains": spec.explains,
                     "settings": _schema(spec.settings),
                 }
                 for name, (plugin, spec) in sorted(self._policies.items())
@@ -402,12 +459,45 @@ class PluginManager:
         }
 
 
+def serves(spec: PolicySpec, model: ModelSpec) -> bool:
+    """Whether what a policy sees is enough for a model: the same rule for every host.
+
+    With states, the policy must see states, or leaves alone: then states are ranked by its key. Without
+    states, it must see something else than states.
+    """
+    if model.has_states:
+        return "states" in spec.sees or spec.leaves_only
+    return spec.sees != {"states"}
+
+
+def _kind(spec: PolicySpec, pools: tuple[PoolState, ...]) -> type[VictimOrder]:
+    """The class that an order for these pools must have, given what its policy sees."""
+    if "states" in spec.sees and any(pool.unit != "tokens" for pool in pools):
+        return StateOrder
+    return KeyedOrder if spec.leaves_only else VictimOrder
+
+
+def _check_spec(policy: str, spec: PolicySpec) -> None:
+    if not _is_settings(spec.settings):
+        raise TypeError(f"{policy!r}: settings is {spec.settings!r}, not a pydantic model")
+    known = get_args(Sight)
+    sees: Any = spec.sees
+    if not isinstance(sees, frozenset) or not sees or not sees.issubset(known):
+        raise TypeError(f"{policy!r}: sees is {sees!r}, not a frozenset of one or more of {_words(known)}")
+    if not isinstance(spec.explains, bool):
+        raise TypeError(f"{policy!r}: explains is {spec.explains!r}, not True or False")
+
+
+def _words(sees: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(sees)))
+
+
 def _is_settings(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, BaseModel)
 
 
 def _schema(settings: type[BaseModel]) -> dict[str, Any]:
-    """JSON schema of each field; without one where a field's type has none."""
+    """JSON schema of each field, or its description alone if some field's type has no schema."""
     try:
         properties: dict[str, Any] = settings.model_json_schema().get("properties", {})
     except PydanticInvalidForJsonSchema:
@@ -416,7 +506,7 @@ def _schema(settings: type[BaseModel]) -> dict[str, Any]:
 
 
 def _picking(function: Callable[..., Any], picks: tuple[int, ...]) -> Callable[..., Any]:
-    """``function``, called with those of the hook's arguments that it takes."""
+    """Wrap ``function`` to pick those of the hook's arguments that it takes."""
     if len(picks) < 2:  # an itemgetter of one index does not return a tuple
         return lambda *arguments: function(*(arguments[i] for i in picks))
     pick = operator.itemgetter(*picks)
@@ -425,7 +515,7 @@ def _picking(function: Callable[..., Any], picks: tuple[int, ...]) -> Callable[.
 
 @functools.cache
 def get_plugins() -> PluginManager:
-    """The process's plugins: the built-in ones and every installed entry point."""
+    """Return the process's plugins: the built-in ones and every installed entry point."""
     manager = PluginManager()
     manager.load_entry_points()
     return manager

@@ -1,4 +1,4 @@
-"""The framework's own settings, and reading any settings model with errors that name the field."""
+"""The framework's own settings, and validation of any settings model with errors that name the field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from costcache.errors import SettingsError
 __all__ = ["DEFAULT_POLICY", "PoolSettings", "Settings", "read_settings"]
 
 DEFAULT_POLICY = "hazard"
-"""What the policy name ``costcache`` means where the matched plugin prefers nothing."""
+"""The policy that ``costcache`` stands for unless the model's plugin prefers another."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -35,15 +35,14 @@ class Settings(BaseModel):
     )
     trim: Literal["auto", "exact", "chunk", "off"] = Field(
         "auto",
-        description="How the last victim of an eviction is cut: 'exact' frees only the pages needed, "
-        "'chunk' cuts at multiples of trim_chunk, 'off' frees whole nodes; 'auto' is exact where "
-        "the tree allows it.",
+        description="Trimming of an eviction's last victim: 'exact' frees only the pages needed, 'chunk' "
+        "cuts at multiples of trim_chunk, 'off' frees whole nodes; 'auto' is exact where the tree allows it.",
     )
     trim_chunk: int = Field(2048, ge=1, description="Tokens per chunk when trim is 'chunk'.")
     core: Literal["auto", "python", "rust"] = Field(
         "auto",
-        description="In SGLang: which tree core holds the cache; 'auto' takes the fastest that can do "
-        "what the policy needs. Elsewhere it means nothing.",
+        description="In SGLang: the tree core of the cache; 'auto' takes the fastest that can serve the "
+        "policy. Ignored elsewhere.",
     )
     architecture: dict[str, Any] = Field(
         default_factory=dict, description="Settings of the plugin that claims the model."
@@ -55,12 +54,12 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """What the hooks ``free_target`` and ``adjust_eviction_count`` are told.
+    """Settings as the hooks ``free_target`` and ``adjust_eviction_count`` are given them.
 
     Attributes:
         headroom: The framework's ``headroom``, a share of the pool.
-        architecture: The plugin's own settings, an instance of what its ``settings_model``
-            returned; None for a plugin without settings.
+        architecture: The plugin's own settings, an instance of its ``settings_model``; None for a plugin
+            without settings.
     """
 
     headroom: float
@@ -72,12 +71,12 @@ def read_settings(model: type[M], values: dict[str, Any], where: str = "") -> M:
 
     Args:
         model: The settings model.
-        values: What the user gave.
+        values: The user's values.
         where: Prefix of the field names in errors, for settings nested in a larger object
             (``"policy_settings."``).
 
     Raises:
-        SettingsError: Names each wrong field, its value and what is allowed.
+        SettingsError: If a value is not valid; names each such field, its value and what is allowed.
     """
     try:
         return model.model_validate(values)

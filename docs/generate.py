@@ -62,7 +62,7 @@ RELATED = {
     "costcache.model": ("FullAttention", "LatentAttention", "SlidingWindow", "StateSpace"),
     "costcache.cost": ("CostTerm",),
     "costcache.explained": ("Explained",),
-    "costcache.policies.states": ("StateOrder", "needs_states"),
+    "costcache.policies.states": ("StateOrder",),
     "costcache.sim.engine": ("Simulator",),
     "costcache.sim.results": ("Run",),
     "costcache.sim.trace": ("Trace",),
@@ -292,28 +292,42 @@ def policies_page(plugins: PluginManager) -> Iterator[str]:
     yield "By name, in `RadixCache(policy=...)` and `costcache simulate --policy`. The name `costcache`"
     yield "means the policy that the model's architecture plugin prefers, else the framework's default."
     yield from (f"For the presets, that is {' or '.join(f'`{name}`' for name in sorted(meant))} today.", "")
+    yield "*Sees* is what a policy looks at, and decides where it can serve: with `leaves` alone, every model"
+    yield "and SGLang's Rust core; with `nodes`, models without states; with `states`, models with states."
+    yield from ("A cache refuses a policy that cannot serve its model.", "")
     table = plugins.policies()
-    yield from ("| Policy | What goes first | Settings |", "|---|---|---|")
+    yield from ("| Policy | Evicts first | Sees | Settings |", "|---|---|---|---|")
     for name, spec in table.items():
         own = ", ".join(f"`{field}`" for field in spec.settings.model_fields) or "none"
-        yield f"| [`{name}`](#{name}) | {spec.summary} | {own} |"
+        sees = ", ".join(f"`{word}`" for word in sorted(spec.sees))
+        yield f"| [`{name}`](#{name}) | {spec.summary} | {sees} | {own} |"
     yield ""
     for name, spec in table.items():
         yield from (f"## {name}", "")
-        yield from policy(spec, plugins)
+        yield from policy(name, spec, plugins)
 
 
-def policy(spec: PolicySpec, plugins: PluginManager) -> Iterator[str]:
-    """One policy: its order's docstring, and for which presets it is."""
-    refusals = {name: spec.supports(ModelSpec.preset(name)) for name in ModelSpec.presets()}
-    served = [name for name, why in refusals.items() if why is None]
-    cost = plugins.match(ModelSpec.preset(served[0])).cost(Deployment())
+def policy(name: str, spec: PolicySpec, plugins: PluginManager) -> Iterator[str]:
+    """One policy: its order's docstring, its settings, and which models it serves."""
+    presets = [ModelSpec.preset(preset) for preset in ModelSpec.presets()]
+    served = [model for model in presets if plugins.refusal(name, model) is None]
+    cost = plugins.match(served[0]).cost(Deployment())
     order = spec.make_order(cost, (PoolState("kv", "tokens", 1, 1, 0, 0, 1),), spec.settings())
     yield from documented(type(order).__doc__, type(order).__name__)
     if spec.settings is not NoSettings:
         yield from fields(spec.settings)
-    if len(served) < len(refusals):
-        yield from (f"For the presets {', '.join(f'`{name}`' for name in served)}.", "")
+    with_states = {model.has_states for model in served}
+    models = (
+        "every model"
+        if len(with_states) > 1
+        else f"models {'with' if True in with_states else 'without'} states"
+    )
+    explained = (
+        " [`costcache explain`](command-line.md#costcache-explain) shows its classes."
+        if spec.explains
+        else ""
+    )
+    yield from (f"Serves {models}.{explained}", "")
 
 
 def command_page(_: PluginManager) -> Iterator[str]:

@@ -45,10 +45,11 @@ def _print(found: dict[str, Any]) -> None:
             architectures.add_row(plugin["name"], ", ".join(plugin["hooks"]), plugin["source"])
     show(out, architectures)
     say(out)
-    policies = new_table("policy", "~what goes first", "~settings", "plugin")
+    policies = new_table("policy", "~evicts first", "~sees", "~settings", "plugin")
     for policy in found["policies"]:
+        settings = ", ".join(policy["settings"]) or "-"
         policies.add_row(
-            policy["name"], policy["summary"], ", ".join(policy["settings"]) or "-", policy["plugin"]
+            policy["name"], policy["summary"], ", ".join(policy["sees"]), settings, policy["plugin"]
         )
     show(out, policies)
     for failure in found["failures"]:

@@ -1,10 +1,16 @@
-"""Built-in eviction policies, one a file; each is an ordinary policy plugin."""
+"""Built-in eviction policies, offered together as the plugin ``builtin``.
+
+Those that are a single key are in ``keyed``; every other module holds one policy, or what several share.
+"""
 
 from __future__ import annotations
 
+import importlib
+
+from costcache.hookspecs import hookimpl
 from costcache.policies.spec import NoSettings, PolicySpec, supports_every_model
 
-__all__ = ["BUILTIN", "FOR_STATES", "NoSettings", "PolicySpec", "supports_every_model"]
+__all__ = ["BUILTIN", "NoSettings", "PolicySpec", "policies", "supports_every_model"]
 
 BUILTIN = (
     "fifo",
@@ -25,7 +31,28 @@ BUILTIN = (
     "wild",
     "wtinylfu",
 )
-"""Policies of this package, each in the module of its name, with ``_`` for ``-``."""
+"""Names of the built-in policies that serve models without states."""
 
-FOR_STATES = ("consumed-lru", "marconi")
-"""More of them, which serve models with states only."""
+_MODULES = (
+    "gdsf",
+    "hazard",
+    "keyed",
+    "lhd",
+    "lru2",
+    "marconi",
+    "s3fifo",
+    "sieve",
+    "states",
+    "tlru",
+    "wild",
+    "wtinylfu",
+)
+
+
+@hookimpl
+def policies() -> dict[str, PolicySpec]:
+    """Offer every built-in policy."""
+    offers: dict[str, PolicySpec] = {}
+    for module in _MODULES:
+        offers |= importlib.import_module(f"{__name__}.{module}").policies()
+    return offers

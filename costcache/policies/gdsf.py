@@ -1,4 +1,4 @@
-"""Greedy-Dual-Size-Frequency: what is cheap to recompute, large and seldom used goes first."""
+"""Greedy-Dual-Size-Frequency: evicts nodes that are cheap to recompute, large and seldom used."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["GDSF"]
 
 
 class GDSF(KeyedOrder):
-    """The leaf with the lowest ``L + uses * cost / size`` goes first.
+    """Evicts the leaf with the lowest ``L + uses * cost / size``.
 
-    L is the inflation: the rank of the last victim. A node takes L as it is when it is touched, so that what
-    is not used falls behind. Cost is the FLOPs to recompute the node, which grow with its depth, and
-    size its tokens. Ties go least recent first.
+    L is the inflation: the rank of the last victim. A node takes the value of L at its last touch, so that
+    unused nodes fall behind. Cost is the FLOPs to recompute the node, which grow with its depth, and size
+    its tokens. Ties are broken by LRU.
 
     Source: L. Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching
     policy", HP Laboratories report HPL-98-69R1, 1998. No parameters.
 
-    Departures: objects are nodes, of which only unlocked leaves may go and whose size changes when they
+    Departures: objects are nodes, of which only unlocked leaves are evicted and whose size changes when they
     are split or trimmed (the rank changes with it); a victim that is only trimmed raises L too; an inner
-    node that becomes a leaf may rank below L, and then L stays where it is.
+    node that becomes a leaf may rank below L, and then L stays as it is.
     """
 
     def __init__(self, cost: CostModel) -> None:
@@ -71,6 +71,6 @@ def policies() -> dict[str, PolicySpec]:
     return {
         "gdsf": PolicySpec(
             lambda cost, pools, settings: GDSF(cost),
-            "Fewest FLOPs saved per token first, with aging.",
+            "Fewest FLOPs saved per token, with ageing.",
         )
     }

@@ -1,4 +1,4 @@
-"""What a policy remembers of nodes that have gone."""
+"""Ghosts: what a policy remembers of evicted nodes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ M = TypeVar("M")
 class Ghosts(Generic[M]):
     """Memories of evicted nodes by name, the oldest dropped first.
 
-    A name is :meth:`costcache.records.NodeRecord.prefix_hash`: a node is known again when a new one
-    starts with the same page behind the same prefix. Bounded by the tokens that the nodes had, and
-    so by as many entries as that has pages.
+    A name is :meth:`costcache.records.NodeRecord.prefix_hash`: a node is recognised when a new one starts
+    with the same page after the same prefix. The tokens of the nodes are bounded, and with them the
+    number of entries, by one per page.
+
+    Attributes:
+        tokens: Tokens of all remembered nodes.
     """
 
     __slots__ = ("_dropped", "_memories", "_most", "_room", "tokens")
@@ -24,11 +27,11 @@ class Ghosts(Generic[M]):
     def __init__(
         self, room: float, dropped: Callable[[M], object] | None = None, *, slack: float = 0.0
     ) -> None:
-        """Remember nodes of ``room`` tokens in all.
+        """Start empty.
 
         Args:
-            room: Tokens.
-            dropped: Called with each memory that is given up for another.
+            room: Most tokens of all remembered nodes.
+            dropped: Called with each memory that is dropped to make room.
             slack: Share of ``room`` by which it may be exceeded until :meth:`fit` is called.
         """
         self._memories: OrderedDict[int, tuple[M, int]] = OrderedDict()
@@ -41,7 +44,7 @@ class Ghosts(Generic[M]):
         return len(self._memories)
 
     def keep(self, name: int | None, tokens: int, memory: M) -> None:
-        """Remember a node that goes with ``tokens`` tokens; one without a name leaves nothing."""
+        """Remember an evicted node of ``tokens`` tokens; one without a name is not remembered."""
         if name is None:
             return
         if name in self._memories:
@@ -54,7 +57,7 @@ class Ghosts(Generic[M]):
             self.fit()
 
     def fit(self) -> None:
-        """Give up the oldest until the others fit."""
+        """Drop the oldest until the others fit."""
         while self.tokens > self._room:
             oldest, had = self._memories.popitem(last=False)[1]
             self.tokens -= had
@@ -62,7 +65,7 @@ class Ghosts(Generic[M]):
                 self._dropped(oldest)
 
     def take(self, name: int | None) -> M | None:
-        """Give up the memory of a node that came back; None when there is none."""
+        """Forget a node that came back, and return its memory; None if there is none."""
         found = self._memories.pop(name, None) if name is not None else None
         if found is None:
             return None

@@ -73,6 +73,10 @@ def _make(cost: CostModel, pools: tuple[PoolState, ...], settings: HazardSetting
 def policies() -> dict[str, PolicySpec]:
     return {
         "hazard": PolicySpec(
-            _make, "Fewest expected uses per token and time first, by class and age.", HazardSettings
+            _make,
+            "Fewest expected uses per token and time first, by class and age.",
+            HazardSettings,
+            sees=frozenset({"nodes", "states"}),
+            explains=True,
         )
     }

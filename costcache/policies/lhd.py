@@ -1,4 +1,4 @@
-"""Least hit density: what promises the fewest hits for the space and time that it takes goes first."""
+"""Least hit density: evicts nodes with the fewest expected hits for the space and time that they take."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["LHD", "LHDSettings"]
 AGES = 256
 """Bins of age."""
 OLD = AGES - 1
-"""The last bin: what is as old goes first."""
+"""The last bin: nodes of this age are evicted first."""
 EXPLORERS = 32
-"""Of so many nodes that are made or used, one may become an explorer."""
+"""One in this many nodes that are created or used may become an explorer."""
 CLASSES = AGES.bit_length() + 1
 """Classes of nodes, by their last two reuse intervals."""
 DECAY = 0.9
-"""What counts of the past at each new estimate."""
+"""Factor by which each new estimate discounts the past."""
 HEAVY = 1e60
-"""Weight of an event at which all are scaled down, long before a float is full."""
+"""Weight of an event at which all are scaled down, long before floats overflow."""
 CROWDED = 0.01
-"""Share of the events in the last bin from which ages are binned twice as coarsely."""
+"""Share of the events in the last bin above which the bins are doubled in width."""
 
 
 class LHDSettings(BaseModel):
@@ -36,24 +36,27 @@ class LHDSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    samples: int = Field(32, ge=1, description="Leaves that are drawn and compared for each victim.")
-    refresh: int = Field(1024, ge=1, description="Uses and victims after which densities are estimated anew.")
+    samples: int = Field(32, ge=1, description="Leaves that are sampled and compared for each victim.")
+    refresh: int = Field(1024, ge=1, description="Uses and victims between estimates of the densities.")
     explore: float = Field(
-        0.01, ge=0.0, le=1.0, description="Share of the pool for nodes that are kept to learn how they fare."
+        0.01,
+        ge=0.0,
+        le=1.0,
+        description="Share of the pool for explorers: nodes that are kept to learn their reuse.",
     )
     seed: int = Field(0, ge=0, description="Seed of the draws; the same on every rank.")
 
 
 class Aged:
-    """What LHD knows of a node, kept in ``record.data``.
+    """LHD's history of a node, kept in ``record.data``.
 
     Attributes:
         record: The node.
         used: Access at which the node was last used.
         group: Its class.
-        last: The last reuse interval in bins; as long as can be before the first reuse.
-        index: Its place in the list of leaves, -1 outside.
-        explores: It is kept to learn what comes later than others get.
+        last: The last reuse interval in bins; the longest possible before the first reuse.
+        index: Its index in the list of leaves, -1 outside.
+        explores: Whether it is an explorer, kept to learn about ages that other nodes do not reach.
     """
 
     __slots__ = ("explores", "group", "index", "last", "record", "used")
@@ -68,23 +71,23 @@ class Aged:
 
 
 class LHD(VictimOrder):
-    """Of some leaves drawn at random, the one with the lowest hit density goes.
+    """Evicts the leaf with the lowest hit density of some that are sampled at random.
 
     The density of a class at an age is the expected number of hits over the expected time until the next
-    hit or the eviction, given that neither has happened yet. Both come from the hits and evictions that
-    were seen at each age, and older ones count less. Classes are powers of two of the sum of a node's last
+    hit or the eviction, given that neither has happened yet. Both are estimated from the hits and evictions
+    observed at each age, with older ones discounted. Classes are powers of two of the sum of a node's last
     two reuse intervals.
 
     Source: N. Beckmann, H. Chen and A. Cidon, "LHD: improving cache hit rate by maximizing hit density",
-    NSDI 2018. Parameters: ``samples`` drawn for each victim; how often the estimate is renewed, for which the
-    paper counts on millions of requests; and the share of the pool for explorers, nodes that are kept
-    whatever is expected of them, so that it is seen what others would have become.
+    NSDI 2018. Parameters: ``samples`` for each victim; how often the estimate is renewed, for which the paper
+    counts on millions of requests; and the share of the pool for explorers, nodes that are kept whatever
+    their density, to observe the reuse that evictions censor.
 
-    Departures: a node is a bundle of equal objects, its tokens, which are counted one by one and go from its
-    tail, so a density is not divided by a size; time is walks of the cache; ages are 256 bins, which only
-    ever get coarser; only unlocked leaves are drawn, and all of them when there are fewer than
-    ``samples``; draws come from a seeded generator, so that all ranks draw the same; there are no classes by
-    application. No ghosts: explorers and evictions tell of what others do not live to see. A victim costs
+    Departures: a node is a bundle of equal objects, its tokens, which are counted one by one and evicted from
+    its tail, so a density is not divided by a size; time is walks of the cache; ages are 256 bins, which only
+    ever get coarser; only unlocked leaves are sampled, and all of them if there are fewer than ``samples``;
+    draws come from a seeded generator, so that all ranks draw the same; there are no classes by application.
+    There are no ghosts: explorers and evictions stand for what evicted nodes would have shown. A victim costs
     O(samples).
     """
 
@@ -94,7 +97,7 @@ class LHD(VictimOrder):
         self._budget = capacity * explore
         self._samples, self._refresh = samples, refresh
         self._draw = random.Random(seed).random
-        self._leaves: list[Aged] = []  # and some that are none any more, dropped when they are met
+        self._leaves: list[Aged] = []  # and stale ones, dropped when they are sampled
         self._named: Aged | None = None
         self._now = 0
         self._events = 0
@@ -102,10 +105,10 @@ class LHD(VictimOrder):
         self._weight = 1.0
         self._hits = [[0.0] * AGES for _ in range(CLASSES)]
         self._evictions = [[0.0] * AGES for _ in range(CLASSES)]
-        # Until something is known: as LRU, and what was reused sooner is worth more.
+        # Before the first estimate: as LRU, with more for nodes that were reused sooner.
         self._density = [[(group + 1.0) / (age + 1) for age in range(AGES)] for group in range(CLASSES)]
 
-    # -- what happens ------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------
 
     def insert(self, record: NodeRecord) -> None:
         self._now = max(self._now, record.recency)
@@ -165,7 +168,7 @@ class LHD(VictimOrder):
             left = len(stale)
             if not left:
                 break
-            for known in stale:  # others are drawn for them
+            for known in stale:  # others are sampled in their stead
                 self._drop(known)
         if best is None:
             return None
@@ -175,7 +178,11 @@ class LHD(VictimOrder):
     def _least(
         self, drawn: list[Aged], best: Aged | None, least: float
     ) -> tuple[Aged | None, float, list[Aged]]:
-        """The least dense of ``best`` and drawn leaves, its density, and what would be it but may not go."""
+        """Pick the least dense of ``best`` and the drawn leaves.
+
+        Returns:
+            It, its density, and drawn leaves that would have been it but are not evictable.
+        """
         density, now, shift = self._density, self._now, self._shift
         stale: list[Aged] = []
         for known in drawn:
@@ -203,13 +210,13 @@ class LHD(VictimOrder):
                 self._leaves[index] = last
                 last.index = index
 
-    # -- what is expected --------------------------------------------------------------------
+    # -- densities ---------------------------------------------------------------------------
 
     def _age(self, known: Aged) -> int:
         return min(self._now - known.used >> self._shift, AGES - 1)
 
     def _explore(self, record: NodeRecord) -> None:
-        """Now and then, keep a node whatever is expected of it."""
+        """Now and then, make a node an explorer."""
         known: Aged = record.data
         if known.explores:
             self._budget += record.tokens
@@ -234,7 +241,7 @@ class LHD(VictimOrder):
                 densities(hits, evictions)
                 for hits, evictions in zip(self._hits, self._evictions, strict=True)
             ]
-            # The past counts less when what is to come counts more.
+            # Weigh later events more: the same as discounting all past ones.
             self._weight /= DECAY
             if self._weight > HEAVY:
                 for row in self._hits + self._evictions:
@@ -242,7 +249,7 @@ class LHD(VictimOrder):
                 self._weight = 1.0
 
     def _coarsen(self) -> None:
-        """Double the width of the bins when too much happens in the last one."""
+        """Double the width of the bins if too many events fall in the last one."""
         rows = self._hits + self._evictions
         total = sum(sum(row) for row in rows)
         if sum(row[-1] for row in rows) > CROWDED * total:
@@ -257,12 +264,14 @@ def group_of(interval: int) -> int:
 
 
 def densities(hits: list[float], evictions: list[float]) -> list[float]:
-    """Hit density at each age: hits still to come, over the time until they or evictions come."""
-    to_come = list(accumulate(reversed(hits)))
+    """Hit density at each age: remaining hits over the time until they or evictions happen."""
+    remaining = list(accumulate(reversed(hits)))
     ended = accumulate(reversed(evictions))
-    events = [hit + gone for hit, gone in zip(to_come, ended, strict=True)]
+    events = [hit + evicted for hit, evicted in zip(remaining, ended, strict=True)]
     time = accumulate(events)
-    density = [hit / spent if event else 0.0 for hit, event, spent in zip(to_come, events, time, strict=True)]
+    density = [
+        hit / spent if event else 0.0 for hit, event, spent in zip(remaining, events, time, strict=True)
+    ]
     density.reverse()
     return density
 
@@ -274,7 +283,7 @@ def policies() -> dict[str, PolicySpec]:
             lambda cost, pools, settings: LHD(
                 pools[0].capacity, settings.samples, settings.refresh, settings.explore, settings.seed
             ),
-            "Fewest expected hits per token and time first, of a few drawn leaves.",
+            "Lowest hit density (expected hits per token and time) of a few sampled leaves.",
             LHDSettings,
         )
     }

@@ -1,4 +1,4 @@
-"""LRU-K: what lacks a K-th last use goes first, then what had it longest ago."""
+"""LRU-K: evicts nodes without a K-th last use first, then those whose K-th last use is oldest."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class LRU2Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    k: int = Field(2, ge=1, le=64, description="Uses that are looked back; 1 is LRU.")
+    k: int = Field(2, ge=1, le=64, description="The K of LRU-K: which last use ranks a node; 1 is LRU.")
     correlated_period: float = Field(
         0.0,
         ge=0.0,
         description="Uses closer together than this count as one, in units of the stream clock: "
-        "seconds where it is told the time, else requests.",
+        "seconds if the cache is told the time, else requests.",
     )
     history: float = Field(
         1.0,
         ge=0.0,
-        description="Nodes whose uses are remembered after they went, in tokens as a multiple of the pool.",
+        description="Evicted nodes whose uses are remembered, in tokens as a multiple of the pool.",
     )
 
 
@@ -38,8 +38,8 @@ class History:
     """Uses of one node.
 
     Attributes:
-        last: Time of the last use, a correlated one included.
-        times: Times of the last K uncorrelated uses, newest first; minus infinity where there was none.
+        last: Time of the last use, correlated or not.
+        times: Times of the last K uncorrelated uses, newest first; minus infinity for missing ones.
     """
 
     __slots__ = ("last", "times")
@@ -49,24 +49,24 @@ class History:
         self.times = times
 
     def use(self, now: float, period: float) -> None:
-        """The node is used: as figure 2.1 of the paper has it."""
+        """Record a use, as in figure 2.1 of the paper."""
         if now - self.last > period or not period:
-            gap = self.last - self.times[0]  # how long the last correlated burst took
+            gap = self.last - self.times[0]  # length of the last correlated burst
             self.times = (now, *(time + gap for time in self.times[:-1]))
         self.last = now
 
 
 class LRUK(KeyedOrder):
-    """The leaf whose K-th last use is longest ago goes first; without one, the least recently used.
+    """Evicts the leaf whose K-th last use is oldest; leaves without one come first, by LRU.
 
     Source: E. O'Neil, P. O'Neil and G. Weikum, "The LRU-K page replacement algorithm for database disk
     buffering", SIGMOD 1993. Parameters: ``k``; the paper's correlated reference period; and its retained
     information, here bounded by size instead of by time.
 
-    Departures: objects are nodes of tokens, of which only unlocked leaves may go; a use is counted once per
-    request, at the reading of the stream clock; a node inside its correlated period may go (the locks of
-    a running request protect what the paper means to protect); history is known again by the first page
-    of a node, so that of a trimmed tail is not.
+    Departures: objects are nodes of tokens, of which only unlocked leaves are evicted; a use is counted once
+    per request, at the reading of the stream clock; a node inside its correlated period may be evicted (the
+    locks of a running request protect what the paper means to protect); a history is recognised by the first
+    page of a node, so that of a trimmed tail is not.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ def policies() -> dict[str, PolicySpec]:
             lambda cost, pools, settings: LRUK(
                 pools[0].capacity, settings.k, settings.correlated_period, settings.history
             ),
-            "Longest since the use before the last one first.",
+            "Oldest second-to-last use (LRU-K).",
             LRU2Settings,
         )
     }

@@ -1,22 +1,27 @@
-"""Marconi: recency and FLOPs saved per byte, for models with states."""
+"""Marconi: recency mixed with FLOPs saved per byte, for models with states."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from costcache.hookspecs import hookimpl
-from costcache.policies.marconi_tuning import Place, best_alpha
 from costcache.policies.spec import PolicySpec
-from costcache.policies.states import StateOrder, needs_states
+from costcache.policies.states import StateOrder
 from costcache.records import NodeRecord, PoolState, RequestInfo, RequestRecord, Victim
 
 if TYPE_CHECKING:
     from costcache.cost import CostModel
 
-__all__ = ["Marconi", "MarconiSettings"]
+__all__ = ["ALPHAS", "Checkpoint", "Marconi", "MarconiSettings", "ShadowStates", "best_alpha"]
+
+ALPHAS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Weights that the tuning tries."""
+_AT_ONCE = 0.02
+"""Share of the memory that a shadow frees at a time, so that it seldom sorts its scores."""
 
 
 class MarconiSettings(BaseModel):
@@ -27,29 +32,28 @@ class MarconiSettings(BaseModel):
     alpha: float | None = Field(
         None,
         ge=0.0,
-        description="Weight of FLOPs saved per byte beside recency, which has 1; without it, the weight "
-        "under which recent requests would have found most.",
+        description="Weight of FLOPs saved per byte, where recency has 1; without it, the weight under "
+        "which recent requests would have hit the most tokens.",
     )
-    window: int = Field(
-        1000, ge=1, description="Requests that the weight is tuned on, each time so many have come."
-    )
-    refresh: int = Field(50, ge=1, description="Requests after which scores are taken anew.")
+    window: int = Field(1000, ge=1, description="Requests per tuning of the weight.")
+    refresh: int = Field(50, ge=1, description="Requests between recomputations of all scores.")
 
 
 class Marconi(StateOrder):
-    """The lowest ``recency + alpha x FLOPs saved per byte`` goes first, both from 0 to 1 among all entries.
+    """Evicts the state with the lowest ``recency + alpha x FLOPs saved per byte``, each scaled to 0..1.
 
-    FLOPs saved are those of the tokens from the nearest live state in front to the node's end; bytes are
-    what goes: the state, and on a leaf its KV too. Nodes with several children stay while there are others.
+    FLOPs saved are those of the tokens from the nearest live state before the node to the node's end; bytes
+    are those that an eviction frees: the state, and on a leaf its KV too. Nodes with several children stay
+    as long as there are others.
 
     Source: R. Pan et al., "Marconi: prefix caching for the era of hybrid LLMs", MLSys 2025. Its admission
     rule (states at the ends of requests and at branches seen before) is the cache's own.
 
-    Weight: as in the paper, 0 at first. From the first eviction on requests are recorded, and when there are
-    ``window`` of them they are replayed under several weights; the one that finds most tokens is taken. So it
-    goes on, window after window; see :mod:`costcache.policies.marconi_tuning`.
+    Weight: as in the paper, 0 at first. From the first eviction on, requests are recorded; once there are
+    ``window`` of them they are replayed under several weights, and the one that hits the most tokens is
+    taken. The next window then begins; see :func:`best_alpha`.
 
-    Departures: entries are normalised from least to most every ``refresh`` requests, not at every
+    Departures: scores are normalised from least to most every ``refresh`` requests, not at every
     eviction; the tuning replays states alone, without a tree, and again after each window, where the paper
     tunes once, on 5 to 15 times the requests before the first eviction.
     """
@@ -62,19 +66,19 @@ class Marconi(StateOrder):
         refresh: int = 50,
         window: int = 1000,
     ) -> None:
-        """An order for one cache.
+        """Make an order for one cache.
 
         Args:
-            cost: What tokens and states hold, and what they cost to recompute.
+            cost: Bytes of tokens and states, and FLOPs to recompute them.
             capacity: Bytes for states and KV.
             alpha: The weight; None to tune it.
-            refresh: Requests after which scores are taken anew.
-            window: Requests that the weight is tuned on.
+            refresh: Requests between recomputations of all scores.
+            window: Requests per tuning of the weight.
         """
         self.period = refresh
         super().__init__()
         self._capacity, self._window = capacity, window
-        self._recent: list[list[Place]] | None = None
+        self._recent: list[list[Checkpoint]] | None = None
         self._tunes = alpha is None
         self._flops = cost.recompute_flops
         self._token_bytes = cost.token.kv_bytes
@@ -99,8 +103,8 @@ class Marconi(StateOrder):
         while record is not None and record.parent is not None:
             name = record.prefix_hash(record.tokens - self._page_size)
             if name is None:
-                return  # a cache that cannot tell prefixes by name: nothing can be replayed
-            path.append(Place(name, record.end))
+                return  # without prefix hashes nothing can be replayed
+            path.append(Checkpoint(name, record.end))
             record = record.parent
         if path:
             path.reverse()
@@ -124,8 +128,129 @@ class Marconi(StateOrder):
 
     def _efficiency(self, record: NodeRecord) -> float:
         end = record.end
-        held = self._state_bytes + (0 if record.live_children else record.tokens * self._token_bytes)
-        return float(self._flops(end - record.replay, end)) / held
+        freed = self._state_bytes + (0 if record.live_children else record.tokens * self._token_bytes)
+        return float(self._flops(end - record.replay, end)) / freed
+
+
+# -- tuning the weight -------------------------------------------------------------------------
+
+
+class Checkpoint(NamedTuple):
+    """A position on a request's path that can hold a state: the end of a node.
+
+    Attributes:
+        name: Hash of the whole prefix up to there.
+        end: Tokens of that prefix.
+    """
+
+    name: int
+    end: int
+
+
+class ShadowStates:
+    """Hit tokens of a cache of a given size and weight, counted on states alone.
+
+    A state weighs its own bytes plus those of the KV back to the previous state. A request hits the deepest
+    state on its path, and leaves one at its end and one where it diverges from an earlier request.
+
+    Attributes:
+        found: Tokens hit so far.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        kv_bytes: int,
+        state_bytes: int,
+        flops: Callable[[int, int], float],
+        alpha: float,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            capacity: Bytes for states and KV.
+            kv_bytes: Bytes of a token.
+            state_bytes: Bytes of a state.
+            flops: FLOPs to compute tokens [start, stop).
+            alpha: Weight of FLOPs saved per byte, where recency has 1.
+        """
+        self.found = 0
+        self._capacity, self._kv, self._state = capacity, kv_bytes, state_bytes
+        self._flops, self._alpha = flops, alpha
+        self._live: dict[int, tuple[int, float, int]] = {}  # name: last use, FLOPs per byte, bytes
+        self._seen: set[int] = set()
+        self._used = 0
+        self._now = 0
+
+    def serve(self, path: Sequence[Checkpoint]) -> None:
+        """Serve one request, given its path from the root to its end."""
+        self._now += 1
+        live, seen = self._live, self._seen
+        hit = 0
+        shared: Checkpoint | None = None
+        for place in reversed(path):
+            if place.name in live:
+                hit = place.end
+                _, gain, size = live[place.name]
+                live[place.name] = (self._now, gain, size)
+                break
+            if shared is None and place.name in seen:
+                shared = place
+        self.found += hit
+        front = hit
+        for made in (shared, path[-1]):
+            if made is not None and made.name not in live:
+                size = self._state + (made.end - front) * self._kv
+                live[made.name] = (self._now, self._flops(front, made.end) / size, size)
+                self._used += size
+                front = made.end
+        seen.update(place.name for place in path)
+        if self._used > self._capacity:
+            self._evict()
+
+    def _evict(self) -> None:
+        live = self._live
+        gains = [gain for _, gain, _ in live.values()]
+        least, width = min(gains), max(gains) - min(gains) or 1.0
+        oldest = min(used for used, _, _ in live.values())
+        span = max(1, self._now - oldest)
+        alpha = self._alpha
+        order = sorted(
+            live,
+            key=lambda name: (live[name][0] - oldest) / span + alpha * (live[name][1] - least) / width,
+        )
+        goal = self._capacity * (1 - _AT_ONCE)
+        for name in order:
+            if self._used <= goal:
+                break
+            self._used -= live.pop(name)[2]
+
+
+def best_alpha(
+    requests: Sequence[Sequence[Checkpoint]],
+    capacity: int,
+    kv_bytes: int,
+    state_bytes: int,
+    flops: Callable[[int, int], float],
+    alphas: Sequence[float] = ALPHAS,
+) -> float:
+    """Return the weight under which the shadow hits the most tokens; of equals, the smallest.
+
+    Args:
+        requests: Paths of the requests to replay.
+        capacity: Bytes for states and KV.
+        kv_bytes: Bytes of a token.
+        state_bytes: Bytes of a state.
+        flops: FLOPs to compute tokens [start, stop).
+        alphas: Weights to try.
+    """
+    found = {}
+    for alpha in alphas:
+        shadow = ShadowStates(capacity, kv_bytes, state_bytes, flops, alpha)
+        for path in requests:
+            shadow.serve(path)
+        found[alpha] = shadow.found
+    return max(sorted(found), key=lambda alpha: found[alpha])
 
 
 def _make(cost: CostModel, pools: tuple[PoolState, ...], settings: MarconiSettings) -> Marconi:
@@ -139,8 +264,8 @@ def policies() -> dict[str, PolicySpec]:
     return {
         "marconi": PolicySpec(
             _make,
-            "Least recency and FLOPs saved per byte first (hybrid models).",
+            "State with the lowest mix of recency and FLOPs saved per byte (models with states).",
             MarconiSettings,
-            supports=needs_states,
+            sees=frozenset({"states"}),
         )
     }

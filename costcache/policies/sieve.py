@@ -1,9 +1,9 @@
-"""SIEVE: a hand goes over the nodes from old to new and takes the first without a hit."""
+"""SIEVE: a hand moves over the nodes from old to new and evicts the first without a hit."""
 
 from __future__ import annotations
 
 from costcache.hookspecs import hookimpl
-from costcache.policies.queues import Place, Queue, QueueOrder
+from costcache.policies.queues import Entry, Queue, QueueOrder
 from costcache.policies.spec import PolicySpec
 from costcache.records import NodeRecord, Victim
 
@@ -11,47 +11,47 @@ __all__ = ["Sieve"]
 
 
 class Sieve(QueueOrder):
-    """The hand goes from old to new, round and round; the first leaf that was not hit since goes.
+    """Moves a hand from old to new, round and round; evicts the first leaf without a hit since its last pass.
 
-    What it finds hit stays where it is, and counts as not hit from then on.
+    A node that was hit stays where it is, and counts as not hit from then on.
 
     Source: Y. Zhang, J. Yang, Y. Yue, Y. Vigfusson and K. V. Rashmi, "SIEVE is simpler than LRU: an
     efficient turn-key eviction algorithm for web caches", NSDI 2024. No parameters.
 
-    Departures: objects are nodes of tokens; only unlocked leaves may go, and a node whose turn comes while
-    it may not go is next under the hand once it may; a hit is counted once per request; a victim
-    of which only the tail went is still under the hand. A victim costs O(1), amortised.
+    Departures: objects are nodes of tokens; only unlocked leaves are evicted, and a node whose turn comes
+    while it is not evictable is next under the hand once it is; a hit is counted once per request; a victim
+    that is only trimmed stays under the hand. A victim costs O(1), amortised.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._queue = Queue()
-        self._hand: Place | None = None  # None for the old end
+        self._hand: Entry | None = None  # None for the old end
 
     def insert(self, record: NodeRecord) -> None:
-        self.enter(Place(record, self._queue))
+        self.enter(Entry(record, self._queue))
 
-    def leave_line(self, place: Place) -> None:
-        if place is self._hand:
-            self._hand = self._queue.newer(place)
-        super().leave_line(place)
+    def leave_line(self, entry: Entry) -> None:
+        if entry is self._hand:
+            self._hand = self._queue.newer(entry)
+        super().leave_line(entry)
 
-    def come_back(self, place: Place) -> None:
-        self._queue.add_before(place, self._hand or self._queue.oldest)
-        self._hand = place
+    def rejoin(self, entry: Entry) -> None:
+        self._queue.add_before(entry, self._hand or self._queue.oldest)
+        self._hand = entry
 
     def next_victim(self, pool: str) -> Victim | None:
         queue = self._queue
-        while (place := self._hand or queue.oldest) is not None:
-            if place.record.uses != place.uses:
-                place.uses = place.record.uses
-                self._hand = queue.newer(place)
-            elif self.can_go(place):
-                self._hand = place
-                return self.name(place)
+        while (entry := self._hand or queue.oldest) is not None:
+            if entry.record.uses != entry.uses:
+                entry.uses = entry.record.uses
+                self._hand = queue.newer(entry)
+            elif self.can_name(entry):
+                self._hand = entry
+                return self.name(entry)
             else:
-                self._hand = place
-                self.leave_line(place)
+                self._hand = entry
+                self.leave_line(entry)
         self._named = None
         return None
 
@@ -61,6 +61,6 @@ def policies() -> dict[str, PolicySpec]:
     return {
         "sieve": PolicySpec(
             lambda cost, pools, settings: Sieve(),
-            "Oldest without a hit since the hand last passed first.",
+            "Oldest node without a hit since the hand last passed it.",
         )
     }

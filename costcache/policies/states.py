@@ -1,49 +1,40 @@
-"""Orders for models with states: which checkpoint, and which leaf, goes next.
+"""Orders for models with states: which checkpoint, or which leaf, to evict next.
 
-A state is an entry of its own: on a node with children it can go alone and leaves a tombstone, on a leaf
-it takes the leaf along, since KV behind the last state is dead. A leaf without a state goes first.
+A state is evicted by its own rank: from a node with children it goes alone and leaves a tombstone; from a
+leaf it takes the leaf with it, since KV after the last state is dead. Leaves without a state go first.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from costcache.errors import PluginError
+from costcache.hookspecs import hookimpl
 from costcache.orders import KeyedOrder, VictimOrder
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
+from costcache.policies.spec import PolicySpec
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
 
-if TYPE_CHECKING:
-    from costcache.model import ModelSpec
-
-__all__ = ["StateByKey", "StateOrder", "make_state_order", "needs_states", "state_lru"]
-
-
-def needs_states(model: ModelSpec) -> str | None:
-    """``supports`` of a policy for models with states: why it does not serve ``model``, or None."""
-    if model.has_states:
-        return None
-    return "it orders checkpoints of recurrent states, and this model has none; take hazard or lru"
+__all__ = ["ConsumedLRU", "StateByKey", "StateOrder", "make_state_order", "state_lru"]
 
 
 class StateOrder(VictimOrder):
-    """The entry with the lowest ``score(record)`` goes first; dead KV goes before all.
+    """Evicts the state with the lowest ``score(record)``, and dead KV before any state.
 
-    A subclass defines ``score``, on a record with a state. Where a score can fall without an event
-    of its node (with age, say), ``period`` makes all of them be taken anew every so many requests.
+    A subclass defines ``score`` for a record with a state. If a score can fall without an event of its
+    node (with age, say), set ``period``: all scores are then recomputed every that many requests.
 
-    O(log n) per victim, and O(n log n) per period; n states are few, since each is large.
+    O(log n) per victim and O(n log n) per period. There are few states, since each is large.
 
     Attributes:
-        period: Requests after which all scores are taken anew; 0 for never.
+        period: Requests between recomputations of all scores; 0 for none.
     """
 
     period = 0
 
     def __init__(self) -> None:
-        # record.data is the score of the one entry that counts, in one or both heaps; None for none.
+        # record.data is the score of the record's one valid entry, in one or both heaps; None without one.
         self._all: list[tuple[Any, int, NodeRecord]] = []
         self._leaves: list[tuple[Any, int, NodeRecord]] = []
         self._dead: list[tuple[int, int, NodeRecord]] = []
@@ -54,11 +45,11 @@ class StateOrder(VictimOrder):
         self._due = self.period
 
     def score(self, record: NodeRecord) -> Any:
-        """Rank of a record with a state; the lowest goes first."""
+        """Rank of a record with a state; the lowest is evicted first."""
         raise NotImplementedError(f"{type(self).__name__} must define score(record)")
 
     def rescore(self, records: list[NodeRecord]) -> None:
-        """All scores are about to be taken anew: what they depend on in common may be brought up to date."""
+        """Update what all scores have in common, just before they are recomputed."""
 
     # -- events ------------------------------------------------------------------------------
 
@@ -67,16 +58,16 @@ class StateOrder(VictimOrder):
         self._offer(record)
 
     def attach(self, record: NodeRecord) -> None:
-        self._enlist(record)
+        self._queue(record)
 
     def detach(self, record: NodeRecord) -> None:
         self._forget(record)
         self._named = None
         if record.is_evictable:
-            self._bury(record)
+            self._queue_dead(record)
 
     def consume(self, record: NodeRecord) -> None:
-        self._enlist(record)
+        self._queue(record)
 
     def remove(self, record: NodeRecord) -> None:
         self._forget(record)
@@ -89,7 +80,7 @@ class StateOrder(VictimOrder):
         if record.is_evictable:
             self._offer(record)
 
-    def finish(self, request: RequestRecord, info: RequestInfo) -> None:  # all are alike
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
         self._requests += 1
 
     def defer(self, victim: Victim) -> None:
@@ -106,7 +97,7 @@ class StateOrder(VictimOrder):
     def next_victim(self, pool: str) -> Victim | None:
         if self.period and self._requests >= self._due:
             self._due = self._requests + self.period
-            self._take_anew()
+            self._rescore_all()
         if self._parked:
             self._unpark()
         if pool != "state":
@@ -120,26 +111,26 @@ class StateOrder(VictimOrder):
             if record.data is None or record.data != score or record.state is None:
                 heapq.heappop(heap)
             elif record is self._named:
-                heapq.heappop(heap)  # it could not go: defer brings it back
+                heapq.heappop(heap)  # it could not be taken: defer queues it again
             elif leaves_only and record.live_children:
-                heapq.heappop(heap)  # comes back as a leaf
+                heapq.heappop(heap)  # queued again when it becomes a leaf
             elif record.state.locks if record.live_children or pool == "state" else record.locks:
                 self._parked.append(heapq.heappop(heap)[2])
-            elif self._is_low(heap, record, score):
+            elif self._is_current(heap, record, score):
                 self._named = record
-                # KV that somebody uses stays, with children or without, and its state can go alone.
+                # Locked KV stays, and so does KV of a node with children: then the state is evicted alone.
                 alone = record.live_children or record.locks
                 return Victim(record, Action.TOMBSTONE if alone else Action.DELETE)
         self._named = None
         return None
 
-    def _is_low(self, heap: list[tuple[Any, int, NodeRecord]], record: NodeRecord, score: Any) -> bool:
-        """Whether the head of a heap still has the score that it is listed with; lists it anew if not."""
+    def _is_current(self, heap: list[tuple[Any, int, NodeRecord]], record: NodeRecord, score: Any) -> bool:
+        """Whether the top of a heap still has the score of its entry; requeues it if not."""
         current = self.score(record)
         if current == score:
             return True
         heapq.heappop(heap)
-        self._enlist(record)
+        self._queue(record)
         return False
 
     def _next_dead(self) -> NodeRecord | None:
@@ -155,11 +146,11 @@ class StateOrder(VictimOrder):
 
     def _offer(self, record: NodeRecord) -> None:
         if record.state is not None:
-            self._enlist(record)
+            self._queue(record)
         elif record.is_evictable:
-            self._bury(record)
+            self._queue_dead(record)
 
-    def _enlist(self, record: NodeRecord) -> None:
+    def _queue(self, record: NodeRecord) -> None:
         score = record.data = self.score(record)
         self._known[record.serial] = record
         entry = (score, record.serial, record)
@@ -169,11 +160,11 @@ class StateOrder(VictimOrder):
 
     def _push(self, heap: list[tuple[Any, int, NodeRecord]], entry: tuple[Any, int, NodeRecord]) -> None:
         heapq.heappush(heap, entry)
-        if len(heap) > 4 * len(self._known) + 1024:  # mostly outdated: keep one of each
+        if len(heap) > 4 * len(self._known) + 1024:  # mostly stale: keep one entry of each record
             heap[:] = {e[1]: e for e in heap if e[2].data is not None and e[2].data == e[0]}.values()
             heapq.heapify(heap)
 
-    def _bury(self, record: NodeRecord) -> None:
+    def _queue_dead(self, record: NodeRecord) -> None:
         heapq.heappush(self._dead, (record.recency, record.serial, record))
 
     def _forget(self, record: NodeRecord) -> None:
@@ -189,9 +180,9 @@ class StateOrder(VictimOrder):
             if state.locks:
                 self._parked.append(record)
             else:
-                self._enlist(record)
+                self._queue(record)
 
-    def _take_anew(self) -> None:
+    def _rescore_all(self) -> None:
         records = list(self._known.values())
         self.rescore(records)
         entries = []
@@ -206,7 +197,7 @@ class StateOrder(VictimOrder):
 
 
 class StateByKey(StateOrder):
-    """A keyed order on states: they go by the key of their node."""
+    """Evicts the state whose node has the lowest key of a :class:`~costcache.orders.KeyedOrder`."""
 
     def __init__(self, keyed: KeyedOrder) -> None:
         super().__init__()
@@ -216,25 +207,37 @@ class StateByKey(StateOrder):
 
     def _requeue(self, record: NodeRecord) -> None:
         if record.data is not None:
-            self._enlist(record)
+            self._queue(record)
+
+
+class ConsumedLRU(StateOrder):
+    """Evicts the state least recently resumed from.
+
+    Plain LRU refreshes every state on a request's path, so states that longer ones have superseded stay
+    as long as those do. Here a request refreshes only the state that it resumes from.
+    """
+
+    def score(self, record: NodeRecord) -> int:
+        state = record.state
+        return 0 if state is None else state.recency
 
 
 def state_lru() -> StateOrder:
-    """Least recently used first, where using a prefix uses every state on it, as in SGLang."""
+    """Make an LRU order in which using a prefix uses every state on it, as in SGLang."""
     return StateByKey(LRU())
 
 
-def make_state_order(name: str, order: VictimOrder) -> VictimOrder:
-    """An order for a model with states: the order itself where it knows them, a keyed order by its key.
+def make_state_order(order: VictimOrder) -> VictimOrder:
+    """Make an order for a model with states: a keyed order ranks states by its key, others are kept."""
+    return StateByKey(order) if isinstance(order, KeyedOrder) else order
 
-    Raises:
-        PluginError: The order has a structure of its own that knows leaves only.
-    """
-    if isinstance(order, StateOrder):
-        return order
-    if isinstance(order, KeyedOrder):
-        return StateByKey(order)
-    raise PluginError(
-        f"policy {name!r} orders leaves by a structure of its own and knows no states: take one with a key "
-        "(lru, lfu, fifo, slru, ...), or one made for states (hazard, seglen, marconi)"
-    )
+
+@hookimpl
+def policies() -> dict[str, PolicySpec]:
+    return {
+        "consumed-lru": PolicySpec(
+            lambda cost, pools, settings: ConsumedLRU(),
+            "State least recently resumed from (models with states).",
+            sees=frozenset({"states"}),
+        )
+    }

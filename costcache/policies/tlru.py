@@ -1,4 +1,4 @@
-"""Tail-optimised LRU: first what may go without making any next turn's prefill too long."""
+"""Tail-optimised LRU: evicts first the tails without which no next turn's prefill gets too long."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class TLRUSettings(BaseModel):
         if (self.threshold or self.next_prompt_estimate) and self.threshold <= self.next_prompt_estimate:
             raise ValueError(
                 f"threshold ({self.threshold}) must be above next_prompt_estimate "
-                f"({self.next_prompt_estimate}): otherwise no tail may go"
+                f"({self.next_prompt_estimate}): otherwise no tail is safe to evict"
             )
         return self
 
 
 class TLRU(KeyedOrder):
-    """Tails beyond ``longest + next_prompt_estimate - threshold`` go first, then LRU.
+    """Evicts tails beyond ``longest + next_prompt_estimate - threshold`` first, then by LRU.
 
-    ``longest`` is the longest prefix, in tokens, that was ever cached through the node. If the tail
-    beyond that bound is gone, a next turn still prefills at most ``threshold`` tokens. The rule is
-    that of SGLang's order of this name, in tokens.
+    ``longest`` is the longest prefix, in tokens, that was ever cached through the node. Without the tail
+    beyond that bound, a next turn still prefills at most ``threshold`` tokens. The rule is that of SGLang's
+    order of this name, in tokens.
     """
 
     def __init__(self, threshold: int = 0, next_prompt_estimate: int = 0) -> None:
@@ -72,7 +72,7 @@ def policies() -> dict[str, PolicySpec]:
     return {
         "tlru": PolicySpec(
             lambda cost, pools, settings: TLRU(settings.threshold, settings.next_prompt_estimate),
-            "First the tails that no latency goal needs, then least recent.",
+            "Tails that no latency goal needs, then least recently used.",
             TLRUSettings,
         )
     }

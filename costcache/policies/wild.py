@@ -1,4 +1,4 @@
-"""Workload-aware eviction: each class of requests has its own probability of reuse, which fades with time."""
+"""Workload-aware eviction: a probability of reuse for each class of requests, which falls with age."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 from pydantic import BaseModel, ConfigDict, Field
 
 from costcache.hookspecs import hookimpl
-from costcache.policies.queues import Place, Queue, QueueOrder
+from costcache.policies.queues import Entry, Queue, QueueOrder
 from costcache.policies.spec import PolicySpec
 from costcache.records import NodeRecord, Victim
 
-__all__ = ["Wild", "WildSettings", "Workload"]
+__all__ = ["RequestClass", "Wild", "WildSettings"]
 
 FORGET = 1 << 22
-"""Tokens of evidence at which a class counts its past half."""
+"""Halve a class's counts once it has seen this many tokens."""
 FADE = 0.999
-"""What a victim leaves of the weight of those before it in the mean lifespan."""
+"""Factor by which each victim discounts the earlier ones in the mean lifespan."""
 MOST_CLASSES = 64
-"""Classes; what comes beyond shares the last one."""
+"""Limit on the number of classes; later ones share the last."""
 
 
 class WildSettings(BaseModel):
@@ -26,22 +26,24 @@ class WildSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    turns: int = Field(8, ge=1, le=MOST_CLASSES, description="Turns of a conversation that are told apart.")
+    turns: int = Field(
+        8, ge=1, le=MOST_CLASSES, description="Turns of a conversation that are distinguished."
+    )
     prior: float = Field(
         100_000.0,
         gt=0.0,
-        description="Tokens of evidence from which a class outweighs what is known of all classes.",
+        description="Tokens of evidence from which a class outweighs the estimate over all classes.",
     )
-    refresh: int = Field(256, ge=1, description="Uses and victims after which the classes are fitted anew.")
+    refresh: int = Field(256, ge=1, description="Uses and victims between fits of the classes.")
 
 
 class Evidence:
-    """What was seen of the reuse of some nodes, in tokens.
+    """Reuse and evictions of some nodes, in tokens.
 
     Attributes:
         reused: Tokens that were used again.
-        waited: Sum of the times that they waited, tokens x time.
-        evicted: Tokens that went without.
+        waited: Sum of their reuse intervals, tokens x time.
+        evicted: Tokens evicted before another use.
     """
 
     __slots__ = ("evicted", "reused", "waited")
@@ -52,13 +54,13 @@ class Evidence:
         self.evicted = 0.0
 
     def reuse(self, tokens: int, interval: float) -> None:
-        """Tokens were used again after ``interval``."""
+        """Count tokens that were used again after ``interval``."""
         self.reused += tokens
         self.waited += tokens * interval
         self._fade()
 
     def evict(self, tokens: int) -> None:
-        """Tokens went without another use."""
+        """Count tokens that were evicted before another use."""
         self.evicted += tokens
         self._fade()
 
@@ -69,12 +71,12 @@ class Evidence:
             self.evicted /= 2
 
 
-class Workload:
-    """One class of requests: an LRU queue of their nodes, and what was seen of them.
+class RequestClass:
+    """One class of requests: an LRU queue of their nodes, and the reuse that was observed.
 
     Attributes:
         queue: Its nodes.
-        evidence: What was seen.
+        evidence: Their reuse and evictions.
         rate: One over the mean time to the next use.
         log_scale: Logarithm of the probability of a reuse within a lifespan, just after a use.
     """
@@ -88,10 +90,15 @@ class Workload:
         self.log_scale = 0.0
 
     def fit(self, life: float, of_all: Evidence, prior: float) -> None:
-        """Estimate the probability ``p * (exp(-age * rate) - exp(-(age + life) * rate))`` anew.
+        """Refit the probability ``p * (exp(-age * rate) - exp(-(age + life) * rate))``.
 
-        A share p of the uses is followed by another, after exponential times. Both are estimates of this
-        class, drawn to those of all classes by ``prior`` tokens of evidence.
+        A share p of the uses is followed by another, after exponentially distributed times. Both are
+        estimated for this class and shrunk to the estimates over all classes by ``prior`` tokens of evidence.
+
+        Args:
+            life: The lifespan, in units of the clock.
+            of_all: Evidence over all classes.
+            prior: Tokens of evidence that the estimates over all classes weigh.
         """
         own = self.evidence
         share = (of_all.reused + 1.0) / (of_all.reused + of_all.evicted + 2.0)
@@ -102,25 +109,25 @@ class Workload:
         self.log_scale = math.log(p) + math.log(-math.expm1(-life * self.rate))
 
 
-class Tagged(Place):
-    """A place that knows its class, its turn and when it was used."""
+class Tagged(Entry):
+    """An entry with its class, its turn and the time of its last use."""
 
-    __slots__ = ("turn", "used", "workload")
+    __slots__ = ("group", "turn", "used")
 
-    def __init__(self, record: NodeRecord, workload: Workload, turn: int) -> None:
-        super().__init__(record, workload.queue)
-        self.workload = workload
+    def __init__(self, record: NodeRecord, group: RequestClass, turn: int) -> None:
+        super().__init__(record, group.queue)
+        self.group = group
         self.turn = turn
         self.used = record.last_use
 
     def twin(self, prefix: NodeRecord) -> Tagged:
-        place = Tagged(prefix, self.workload, self.turn)
-        place.used = self.used
-        return place
+        entry = Tagged(prefix, self.group, self.turn)
+        entry.used = self.used
+        return entry
 
 
 class Wild(QueueOrder):
-    """The leaf with the lowest probability of being reused within a lifespan goes first.
+    """Evicts the leaf with the lowest probability of being reused within a lifespan.
 
     Nodes belong to the class of the request that made them. Each class is an LRU queue, since the
     probability only falls with the time since the last use, so the victim is the oldest of one of the
@@ -128,24 +135,24 @@ class Wild(QueueOrder):
 
     Source: J. Wang and others, "KVCache cache in the wild: characterizing and optimizing KVCache cache at a
     large cloud provider", USENIX ATC 2025, arXiv 2506.02634. Only its abstract, the description of the
-    authors' vLLM pull request 22236 and reimplementations by others were at hand, not its section on the
+    authors' vLLM pull request 22236 and reimplementations by others were available, not its section on the
     policy: the rank (probability, then depth), the exponential fit of each class, the lifespan and one
-    queue a class are theirs; how the lifespan and the fit are estimated is ours.
+    queue per class are theirs; the estimators of the lifespan and of the fit are ours.
 
     Departures: the paper's classes are tags that clients send (text, image, file, with the turn of the
     conversation), fitted beforehand on an hour of traffic. No such tag reaches a cache, so a class is the
-    priority of the request and the turn that the tree shows: the first node behind another one goes on with
-    its conversation, any other branch begins one. Classes are fitted as the stream goes, and the fit is
-    multiplied by the share of uses that were followed by another, without which a class that is never
-    reused would have no rank. Objects are nodes of tokens, weighed by them; only unlocked leaves may go.
-    A victim costs O(classes).
+    priority of the request and the turn that the tree shows: the first child of a node continues its
+    conversation, any other branch begins one. Classes are fitted online, and the fit is multiplied by the
+    share of uses that were followed by another, without which a class that is never reused would have no
+    rank. Objects are nodes of tokens, weighted by them; only unlocked leaves are evicted. A victim costs
+    O(classes).
     """
 
     def __init__(self, turns: int = 8, prior: float = 100_000.0, refresh: int = 256) -> None:
         super().__init__()
         self._turns, self._prior, self._refresh = turns, prior, refresh
         self._events = 0
-        self._workloads: dict[tuple[int, int], Workload] = {}
+        self._classes: dict[tuple[int, int], RequestClass] = {}
         self._all = Evidence()
         self._now = 0.0
         self._life_sum, self._life_count = 1.0, 1.0
@@ -155,17 +162,17 @@ class Wild(QueueOrder):
         above = parent.data if parent is not None and parent.live_children == 1 else None
         turn = min(above.turn + 1, self._turns) if isinstance(above, Tagged) else 1
         self._now = max(self._now, record.last_use)
-        self.enter(Tagged(record, self._workload(record.priority, turn), turn))
+        self.enter(Tagged(record, self._class(record.priority, turn), turn))
 
     def use(self, record: NodeRecord) -> None:
-        place: Tagged = record.data
+        entry: Tagged = record.data
         self._now = now = record.last_use
-        interval, tokens = max(now - place.used, 0.0), record.tokens
-        place.workload.evidence.reuse(tokens, interval)
+        interval, tokens = max(now - entry.used, 0.0), record.tokens
+        entry.group.evidence.reuse(tokens, interval)
         self._all.reuse(tokens, interval)
         self._event()
-        place.used = now
-        self.move(place, place.queue)
+        entry.used = now
+        self.move(entry, entry.queue)
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._evicted(record, tokens)
@@ -179,33 +186,33 @@ class Wild(QueueOrder):
         now = self._now
         best: Tagged | None = None
         least: tuple[float, int, int] | None = None
-        for workload in self._workloads.values():
-            place = self.oldest(workload.queue)
-            if isinstance(place, Tagged):
-                reuse = workload.log_scale - (now - place.used) * workload.rate
-                rank = (reuse, -place.record.depth, place.record.serial)
+        for group in self._classes.values():
+            entry = self.oldest(group.queue)
+            if isinstance(entry, Tagged):
+                reuse = group.log_scale - (now - entry.used) * group.rate
+                rank = (reuse, -entry.record.depth, entry.record.serial)
                 if least is None or rank < least:
-                    best, least = place, rank
+                    best, least = entry, rank
         if best is None:
             self._named = None
             return None
         return self.name(best)
 
-    def _workload(self, priority: int, turn: int) -> Workload:
-        workloads = self._workloads
-        found = workloads.get((priority, turn))
+    def _class(self, priority: int, turn: int) -> RequestClass:
+        classes = self._classes
+        found = classes.get((priority, turn))
         if found is None:
-            if len(workloads) >= MOST_CLASSES:
-                return next(reversed(workloads.values()))
-            found = workloads[priority, turn] = Workload()
+            if len(classes) >= MOST_CLASSES:
+                return next(reversed(classes.values()))
+            found = classes[priority, turn] = RequestClass()
             found.fit(self._life(), self._all, self._prior)
         return found
 
     def _evicted(self, record: NodeRecord, tokens: int) -> None:
-        place: Tagged = record.data
-        place.workload.evidence.evict(tokens)
+        entry: Tagged = record.data
+        entry.group.evidence.evict(tokens)
         self._all.evict(tokens)
-        self._life_sum = FADE * self._life_sum + max(self._now - place.used, 0.0)
+        self._life_sum = FADE * self._life_sum + max(self._now - entry.used, 0.0)
         self._life_count = FADE * self._life_count + 1.0
         self._event()
 
@@ -217,8 +224,8 @@ class Wild(QueueOrder):
         if self._events >= self._refresh:
             self._events = 0
             life = self._life()
-            for workload in self._workloads.values():
-                workload.fit(life, self._all, self._prior)
+            for group in self._classes.values():
+                group.fit(life, self._all, self._prior)
 
 
 @hookimpl
@@ -226,7 +233,7 @@ def policies() -> dict[str, PolicySpec]:
     return {
         "wild": PolicySpec(
             lambda cost, pools, settings: Wild(settings.turns, settings.prior, settings.refresh),
-            "Least likely to be reused within a lifespan first, by class of request.",
+            "Lowest probability of reuse within a lifespan, by class of request.",
             WildSettings,
         )
     }

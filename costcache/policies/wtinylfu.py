@@ -1,11 +1,11 @@
-"""W-TinyLFU: a small window for what is new, and a sketch of uses that says who may pass into the rest."""
+"""W-TinyLFU: a small window for new nodes, and a frequency sketch that decides who enters the main region."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from costcache.hookspecs import hookimpl
-from costcache.policies.queues import Place, Queue, QueueOrder
+from costcache.policies.queues import Entry, Queue, QueueOrder
 from costcache.policies.spec import PolicySpec
 from costcache.records import NodeRecord, Victim
 
@@ -25,40 +25,42 @@ class WTinyLFUSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    window: float = Field(0.01, gt=0.0, lt=1.0, description="Share of the pool that the window may hold.")
+    window: float = Field(0.01, gt=0.0, lt=1.0, description="Share of the pool that the window may take.")
     protected: float = Field(
-        0.8, ge=0.0, le=1.0, description="Share of the rest that is for nodes which were hit there."
+        0.8, ge=0.0, le=1.0, description="Share of the main region for nodes that were hit there."
     )
     sample: int = Field(
-        10, ge=1, description="Uses after which the sketch forgets half, as a multiple of the cached nodes."
+        10,
+        ge=1,
+        description="Uses after which the sketch halves its counts, as a multiple of the cached nodes.",
     )
 
 
 class Sketch:
-    """How often things were used lately: a count-min sketch of four rows (Cormode and Muthukrishnan 2005).
+    """Approximate recent uses by name: a count-min sketch of four rows (Cormode and Muthukrishnan 2005).
 
     Attributes:
-        added: Uses counted since it last forgot.
+        added: Uses counted since the counts were last halved.
     """
 
     __slots__ = ("_counts", "_shift", "_width", "added")
 
-    def __init__(self, things: int) -> None:
-        """Make room for about ``things`` things, at most 65,536 counters a row: 256 KiB."""
-        bits = min(max((things - 1).bit_length(), SMALLEST), LARGEST)
+    def __init__(self, names: int) -> None:
+        """Make room for about ``names`` names, with at most 65,536 counters per row: 256 KiB."""
+        bits = min(max((names - 1).bit_length(), SMALLEST), LARGEST)
         self._width, self._shift = 1 << bits, 64 - bits
         self._counts = bytearray(self._width * len(ROWS))
         self.added = 0
 
     def cells(self, name: int) -> tuple[int, ...]:
-        """Where a thing is counted, one counter a row."""
+        """Return the counters of a name, one per row."""
         shift, width = self._shift, self._width
         return tuple(
             row * width + ((name * odd & 0xFFFFFFFFFFFFFFFF) >> shift) for row, odd in enumerate(ROWS)
         )
 
     def estimate(self, cells: tuple[int, ...]) -> int:
-        """Uses of a thing, never under the truth but for forgetting and for what is over 15."""
+        """Estimate the uses of a name; never too low, but for halving and for uses beyond 15."""
         counts = self._counts
         a, b, c, d = cells
         return min(counts[a], counts[b], counts[c], counts[d])
@@ -72,19 +74,19 @@ class Sketch:
         self.added += 1
 
     def raise_to(self, cells: tuple[int, ...], uses: int) -> None:
-        """Let a thing that appears now have the uses of another."""
+        """Give a new name at least ``uses`` uses."""
         counts = self._counts
         for cell in cells:
             counts[cell] = max(counts[cell], uses)
 
     def forget(self) -> None:
-        """Halve every counter."""
+        """Halve every count."""
         self._counts = self._counts.translate(HALVES)
         self.added //= 2
 
 
-class Sketched(Place):
-    """A place with the cells of its node in the sketch."""
+class Sketched(Entry):
+    """An entry with the counters of its node in the sketch."""
 
     __slots__ = ("cells",)
 
@@ -94,24 +96,25 @@ class Sketched(Place):
 
 
 class WTinyLFU(QueueOrder):
-    """When the window holds more than its share, the less used of two goes: its oldest, or the rest's.
+    """Evicts the less used of two nodes once the window exceeds its share: its oldest, or the main region's.
 
-    The window and the rest are LRU queues. The rest is in two segments: a hit on probation protects, and what
-    is too much for the protected segment is on probation again. Its oldest is that of the probation
-    segment, or of the protected one when the first is empty. If the window's oldest was used more often
-    than that, it passes into the probation segment, and the other goes. Otherwise it goes itself.
+    The window and the main region are LRU queues. The main region has two segments: a hit on probation
+    protects a node, and what exceeds the protected segment is on probation again. Its oldest node is that of
+    the probation segment, or of the protected one if the first is empty. If the window's oldest was used more
+    often than that, it moves into the probation segment and the other is evicted. Otherwise it is evicted
+    itself.
 
     Source: G. Einziger, R. Friedman and B. Manes, "TinyLFU: a highly efficient cache admission policy", ACM
     Transactions on Storage 13(4), 2017. Parameters: the window's share, 1 % in the paper; the protected
-    share of the rest, 80 % there; and after how many uses the sketch halves its counters, 10 times the
+    share of the main region, 80 % there; and the uses after which the sketch halves its counts, 10 times the
     size of the cache there. Counters have 4 bits.
 
-    Departures: a cache of prefixes must take what was computed, so admission became a choice between two
-    victims, made when room is needed; what overflows the window while nothing has to go for it passes
+    Departures: a prefix cache must cache what was computed, so admission became a choice between two
+    victims, made when room is needed; nodes that overflow the window while nothing has to be evicted pass
     freely. Objects are nodes of tokens, compared one to one whatever their sizes, while queues are measured
-    in tokens; only unlocked leaves may go, and a node whose turn comes while it may not go is next once it
-    may. A use is counted once per request. The sketch knows nodes by their first page; the tail of a split
-    takes the uses along. There is no doorkeeper. A victim costs O(1), amortised.
+    in tokens; only unlocked leaves are evicted, and a node whose turn comes while it is not evictable is next
+    once it is. A use is counted once per request. The sketch knows nodes by their first page; the tail of a
+    split inherits the uses. There is no doorkeeper. A victim costs O(1), amortised.
     """
 
     def __init__(
@@ -133,22 +136,22 @@ class WTinyLFU(QueueOrder):
     def insert(self, record: NodeRecord) -> None:
         window = self._window
         if not self._contested:
-            while window.tokens > self._window_share and (place := window.oldest) is not None:
-                self.move(place, self._probation)
+            while window.tokens > self._window_share and (entry := window.oldest) is not None:
+                self.move(entry, self._probation)
         self._contested = False
-        place = Sketched(record, window)
-        place.cells = self._cells(record)
-        self._count(place)
-        self.enter(place)
+        entry = Sketched(record, window)
+        entry.cells = self._cells(record)
+        self._count(entry)
+        self.enter(entry)
 
     def use(self, record: NodeRecord) -> None:
-        place: Sketched = record.data
-        self._count(place)
-        if place.queue is self._window:
-            self.move(place, self._window)
+        entry: Sketched = record.data
+        self._count(entry)
+        if entry.queue is self._window:
+            self.move(entry, self._window)
             return
         protected = self._protected
-        self.move(place, protected)
+        self.move(entry, protected)
         while protected.tokens > self._protected_share and (oldest := protected.oldest) is not None:
             self.move(oldest, self._probation)
 
@@ -157,9 +160,9 @@ class WTinyLFU(QueueOrder):
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
         super().split(prefix, tail)
-        place: Sketched = tail.data
-        prefix.data.cells, place.cells = place.cells, self._cells(tail)
-        self._sketch.raise_to(place.cells, self._sketch.estimate(prefix.data.cells))
+        entry: Sketched = tail.data
+        prefix.data.cells, entry.cells = entry.cells, self._cells(tail)
+        self._sketch.raise_to(entry.cells, self._sketch.estimate(prefix.data.cells))
 
     def next_victim(self, pool: str) -> Victim | None:
         self._contested = True
@@ -172,20 +175,20 @@ class WTinyLFU(QueueOrder):
                 self.move(candidate, self._probation)
             else:
                 rest = candidate
-        place = rest or candidate or self.oldest(window)
-        if place is None:
+        entry = rest or candidate or self.oldest(window)
+        if entry is None:
             self._named = None
             return None
-        return self.name(place)
+        return self.name(entry)
 
     def _cells(self, record: NodeRecord) -> tuple[int, ...]:
         name = record.prefix_hash()
         return self._sketch.cells(record.serial if name is None else name)
 
-    def _count(self, place: Sketched) -> None:
+    def _count(self, entry: Sketched) -> None:
         sketch = self._sketch
-        sketch.add(place.cells)
-        if sketch.added >= self._sample * max(self._places, 64):
+        sketch.add(entry.cells)
+        if sketch.added >= self._sample * max(self._entries, 64):
             sketch.forget()
 
 
@@ -196,7 +199,7 @@ def policies() -> dict[str, PolicySpec]:
             lambda cost, pools, settings: WTinyLFU(
                 pools[0].capacity, pools[0].page_size, settings.window, settings.protected, settings.sample
             ),
-            "The less used of the window's oldest and the rest's oldest first.",
+            "The less used of the window's oldest and the main region's oldest.",
             WTinyLFUSettings,
         )
     }

@@ -117,7 +117,7 @@ class StateTree(RadixTree):
 
     def _make_order(self, pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
         name, order = self.binding.make_order(pools)
-        return name, make_state_order(name, order)
+        return name, make_state_order(order)
 
     # -- counts ------------------------------------------------------------------------------
 

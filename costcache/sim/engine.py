@@ -2,8 +2,8 @@
 
 Policies are those of plugins, and two that know the future: ``infinite``, a pool without limit,
 and ``optimum``. Plain LRU is replayed page by page, or read off one pass over the trace for every
-capacity, where that equals the tree's own: with tails trimmed exactly, no headroom, and a plugin known to
-leave counts as they are.
+capacity, where that equals the tree's own: with tails trimmed exactly, no headroom, and a plugin that
+evicts the exact shortfall.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ OFFLINE = {
     "optimum": "The offline optimum at this capacity: Belady's rule on the pages of the tree.",
 }
 """Policies of the simulator alone, with what they are."""
-
-_EXACT_COUNTS = frozenset({"generic", "mha", "mla", "mamba_seglen"})
-"""Plugins whose counts are the request itself, in whole pages, at headroom 0."""
 
 _MOST_PAGES = 6_000_000
 """Pages of all prompts up to which a pass by pages is worth its memory (about 200 bytes a page)."""
@@ -388,11 +385,11 @@ class Simulator:
     def _by_pages(self, settings: Settings) -> bool:
         architecture = self._architecture
         return (
-            architecture.name in _EXACT_COUNTS
-            and not self._model.has_states
+            not self._model.has_states
             and not settings.headroom
             and not settings.architecture
             and settings.trim in ("auto", "exact")
             and self._plugins.policy_name(settings.policy, architecture) == "lru"
             and int(self.keys.tokens.sum()) // self._deployment.page_size <= _MOST_PAGES
+            and architecture.evicts_exactly(settings, self._deployment.page_size)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,16 +10,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from costcache.deployment import Deployment
-from costcache.errors import CostcacheError, SettingsError
+from costcache.errors import SettingsError
 from costcache.orders import VictimOrder
 from costcache.records import NodeRecord, PoolState, RequestInfo, RequestRecord
-from costcache.settings import Settings
 from costcache.sim.engine import OFFLINE
 
 if TYPE_CHECKING:
     from costcache.explained import Explained
     from costcache.model import ModelSpec
     from costcache.plugins import PluginManager
+    from costcache.settings import Settings
     from costcache.sim.engine import Simulator
     from costcache.sim.paths import PagePaths
     from costcache.sim.results import Outcome
@@ -143,7 +142,7 @@ def explain(
     def watch(order: VictimOrder) -> VictimOrder:
         explained = order.explained()
         if explained is None:
-            raise SettingsError(f"policy {name!r} tells no classes apart, and cannot be explained")
+            raise SettingsError(f"policy {name!r} does not tell classes apart and cannot be explained")
         ledgers.append(_Ledger(order, explained, paths, simulator.keys.page_size))
         return ledgers[0]
 
@@ -184,30 +183,22 @@ def explainable(
         SettingsError: It tells no classes apart, and which do; or what it learns cannot be saved.
     """
     architecture = plugins.match(model)
-    cost = architecture.cost(Deployment())
+    if settings.policy in OFFLINE or not plugins.policy_spec(settings, architecture)[1].explains:
+        specs = plugins.policies()
+        known = [name for name in plugins.serving(model) if specs[name].explains]
+        raise SettingsError(
+            f"policy {settings.policy!r} does not tell classes apart and cannot be explained: of the "
+            f"policies that serve {model.name}, {', '.join(known) or 'none'} can"
+        )
     unit = "bytes" if model.has_states else "tokens"
     pools = (PoolState("memory", unit, 1 << 40, 1 << 40, 0, 0, 1),)
-
-    def seen(settings: Settings) -> Explained | None:
-        return plugins.make_order(settings, architecture, cost, pools)[1].explained()
-
-    view = None if settings.policy in OFFLINE else seen(settings)
-    if view is not None:
-        if tables and view.tables() is None:
-            raise SettingsError(
-                f"--save-tables: policy {settings.policy!r} cannot start from what it learned on "
-                f"{model.name}: leave it out"
-            )
-        return
-    known = []
-    for name in plugins.policies():
-        with contextlib.suppress(CostcacheError):  # it does not serve the model
-            if seen(Settings(policy=name)) is not None:
-                known.append(name)
-    raise SettingsError(
-        f"policy {settings.policy!r} tells no classes apart, and cannot be explained: of the policies that "
-        f"serve {model.name}, {', '.join(known) or 'none'} can"
-    )
+    _, order = plugins.make_order(settings, architecture, architecture.cost(Deployment()), pools)
+    view = order.explained() if tables else None
+    if tables and (view is None or view.tables() is None):
+        raise SettingsError(
+            f"--save-tables: policy {settings.policy!r} cannot start from what it learned on "
+            f"{model.name}: leave it out"
+        )
 
 
 class _Entry:

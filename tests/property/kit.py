@@ -7,7 +7,7 @@ from typing import Any
 
 from costcache import PolicySpec, RadixCache, VictimOrder, hookimpl
 from costcache.plugins import PluginManager
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.radix import Node
 from costcache.records import RequestInfo, RequestRecord
 

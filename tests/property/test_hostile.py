@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costcache import NodeRecord, RadixCache, Victim
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.radix import Node
 from tests.property.kit import MODEL, Plugin, check_structure, drain, manager, nodes_of, policy
 

@@ -327,7 +327,8 @@ class Longest(KeyedOrder):
 
 
 class Marked(KeyedOrder):
-    leaves_only = True
+    def key(self, record: NodeRecord) -> int:
+        return record.uses
 
 
 class Plugin:
@@ -337,7 +338,9 @@ class Plugin:
     def policies(self) -> dict[str, PolicySpec]:
         return {
             "longest": PolicySpec(lambda cost, pools, settings: Longest(), "Longest first."),
-            "marked": PolicySpec(lambda cost, pools, settings: Marked(), "Ranks leaves alone."),
+            "marked": PolicySpec(
+                lambda cost, pools, settings: Marked(), "Ranks leaves alone.", sees=frozenset({"leaves"})
+            ),
         }
 
 

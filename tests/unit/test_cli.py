@@ -17,7 +17,7 @@ from costcache.cli import COMMANDS, cli
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.policies import BUILTIN, PolicySpec
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.sim.traces import load_trace
 from costcache.sim.workloads import WORKLOADS
 
@@ -50,7 +50,7 @@ class Odd:
 
     @hookimpl
     def policies(self) -> dict[str, PolicySpec]:
-        return {"odd": PolicySpec(lambda cost, pools, settings: LRU(), "Goes first: [red]x[/red] :smile:.")}
+        return {"odd": PolicySpec(lambda cost, pools, settings: LRU(), "Evicts [red]x[/red] :smile:.")}
 
 
 @pytest.fixture
@@ -76,28 +76,15 @@ def test_plan_shows_the_arithmetic() -> None:
     ):
         assert part in shown
     targets = [line.split() for line in shown.splitlines() if line.startswith("  ")]
-    assert [
-        "headroom",
-        "20",
-        "%",
-        "with",
-        "a",
-        "floor",
-        "of",
-        "5",
-        "%",
-        "5.00%",
-        "30,559",
-        "tokens",
-    ] in targets
-    assert ["headroom", "20", "%", "without", "a", "floor", "0.28%", "1,718", "tokens"] in targets
+    assert ["headroom", "20", "%,", "floor", "0.05", "5.00%", "30,559", "tokens"] in targets
+    assert ["headroom", "20", "%,", "floor", "0.0", "0.28%", "1,718", "tokens"] in targets
 
 
 def test_plan_prints_json() -> None:
     found = json.loads(answer("plan", *MODEL, "--memory", "80GiB", "--weights", "40GiB", "--json"))
     assert (found["tokens"], found["decompressed_tokens"]) == (611_191, 8_594)
     assert found["cost"]["compression_ratio"] == pytest.approx(71.111, abs=1e-3)
-    assert [target["floor"] for target in found["free_targets"]] == [0.0, 0.05, 0.0]
+    assert [target["architecture"]["floor"] for target in found["free_targets"]] == [0.0, 0.05, 0.0]
     assert found["cost"]["terms"][0]["formula"] == "(512 + 64)·2 B"
 
 
@@ -133,7 +120,7 @@ def test_plan_reads_a_config_file_and_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--memory", "40GiB", "--weights", "40GiB"), "nothing is left to cache in"),
+        (("--memory", "40GiB", "--weights", "40GiB"), "nothing is left for the cache"),
         (("--memory", "40GiB", "--weights", "80GiB"), "weights 85,899,345,920: nothing is left"),
         (("--memory", "40"), "--memory '40' is not a size in bytes: give 80GiB"),
         (("--memory", "40GiB", "--weights", "5%"), "--weights '5%' is not a size in bytes"),
@@ -195,7 +182,7 @@ def test_plugins_shows_failures_and_takes_text_as_it_is(odd: PluginManager) -> N
         result = costcache_("plugins", *options)
         assert result.exit_code == 1
         assert "import failed: [bold]no[/bold] module" in result.stdout
-        assert "Goes first: [red]x[/red] :smile:." in result.stdout
+        assert "Evicts [red]x[/red] :smile:." in result.stdout
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -19,7 +19,7 @@ from costcache.cli import cli
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.policies import BUILTIN, PolicySpec
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.records import NodeRecord
 from costcache.sim.traces import load_trace, write_trace
 from costcache.sim.workloads import generate, workload_settings

@@ -15,7 +15,7 @@ import pytest
 from costcache import NodeRecord, RadixCache, Victim, VictimOrder
 from costcache.eviction import Eviction
 from costcache.plugins import PluginManager
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from tests.property.kit import (
     MODEL,
     Plugin,
@@ -165,6 +165,34 @@ def test_each_broken_hook_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
     cache.insert(range(100))
     cache.evict(2)
     assert len(caplog.records) == 2, "a reset is no reason to say it again"
+
+
+@pytest.mark.parametrize(
+    ("answer", "goal"),
+    [(None, 16), (lambda requested: requested, 16), (lambda: 17, 32), (lambda: 95, 96), (lambda: 96, 96)],
+)
+def test_a_goal_is_whole_pages_whatever_the_plugin_answers(answer: Any, goal: int) -> None:
+    hooks = {} if answer is None else {"adjust_eviction_count": answer}
+    for trim in ("auto", "off"):
+        cache = RadixCache(MODEL, 96, 16, plugins=claiming(**hooks), trim=trim)
+        cache.insert(range(96))
+        eviction = cache.evict(1)
+        assert (eviction.goal, eviction.freed) == (goal, goal if trim == "auto" else 96)
+        assert cache.counters.clamped == 0
+
+
+def test_a_plugin_is_asked_for_whole_pages_and_the_tail_of_a_pool_is_no_page() -> None:
+    asked: list[int] = []
+
+    def count(requested: int) -> int:
+        asked.append(requested)
+        return requested
+
+    cache = RadixCache(MODEL, 100, 16, plugins=claiming(adjust_eviction_count=count), headroom=0.1)
+    cache.insert(range(96))
+    assert cache.evict(9).goal == 32  # 9 and a tenth of 96, rounded up
+    assert cache.evict(1000).goal == 64  # what was left
+    assert asked == [32, 1010]
 
 
 def test_a_goal_is_cut_to_what_is_evictable() -> None:

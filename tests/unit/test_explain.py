@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from costcache import hookimpl
 from costcache.cli import cli
 from costcache.deployment import Deployment
+from costcache.errors import SettingsError
 from costcache.explained import Part, Verdict
 from costcache.model import ModelSpec
 from costcache.orders import VictimOrder
 from costcache.plugins import PluginManager
 from costcache.policies import PolicySpec
-from costcache.policies.fifo import FIFO
+from costcache.policies.keyed import FIFO
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
@@ -192,7 +193,7 @@ def offering(make: Callable[[], VictimOrder]) -> PluginManager:
     class Offer:
         @hookimpl
         def policies(self) -> dict[str, PolicySpec]:
-            return {"scripted": PolicySpec(lambda *_: make(), "As told.")}
+            return {"scripted": PolicySpec(lambda *_: make(), "As told.", explains=True)}
 
     manager = PluginManager()
     manager.register(Offer(), "offer")
@@ -301,8 +302,20 @@ def test_the_picture_has_curves_and_is_the_same_at_every_rerun(chat: Path, tmp_p
 @pytest.mark.parametrize("policy", ["lru", "lfu", "lhd", "optimum"])
 def test_other_policies_are_refused_with_those_that_can_be_explained(chat: Path, policy: str) -> None:
     assert refusal("explain", chat, "--model", "llama-3-8b", "--policy", policy) == (
-        f"policy {policy!r} tells no classes apart, and cannot be explained: of the policies that serve "
+        f"policy {policy!r} does not tell classes apart and cannot be explained: of the policies that serve "
         "llama-3-8b, hazard can"
+    )
+
+
+def test_a_policy_that_declares_classes_and_tells_none_apart_is_refused() -> None:
+    sim = simulator(trace_of([[0], [1]]), plugins=offering(FIFO))
+    with pytest.raises(SettingsError, match="'scripted' does not tell classes apart"):
+        explain(sim, Settings(policy="scripted"), 2 * PAGE)
+
+
+def test_a_policy_that_does_not_serve_the_model_is_refused_before_the_trace_is_read() -> None:
+    assert "policy 'seglen' does not serve model 'llama-3-8b'" in refusal(
+        "explain", "none.jsonl", "--model", "llama-3-8b", "--policy", "seglen"
     )
 
 

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from costcache import KeyedOrder, NodeRecord, RadixCache, Victim, VictimOrder
-from costcache.policies.fifo import FIFO
-from costcache.policies.lru import LRU
-from costcache.policies.mru import MRU
+from costcache.policies.keyed import FIFO, LRU, MRU
 from costcache.radix import Node
 from costcache.records import Action, RequestInfo
 from tests.property.kit import MODEL, cache_with, check_structure, drain, manager, nodes_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
-from costcache.policies.marconi import Marconi
-from costcache.policies.marconi_tuning import ALPHAS, Place, ShadowStates, best_alpha
+from costcache.policies.marconi import ALPHAS, Checkpoint, Marconi, ShadowStates, best_alpha
 from costcache.radix import StateCache
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
@@ -18,8 +17,8 @@ def flops(start: int, stop: int) -> float:
     return float(stop - start)
 
 
-def path(*ends: tuple[int, int]) -> list[Place]:
-    return [Place(name, end) for name, end in ends]
+def path(*ends: tuple[int, int]) -> list[Checkpoint]:
+    return [Checkpoint(name, end) for name, end in ends]
 
 
 def shadow(capacity: int, alpha: float = 0.0) -> ShadowStates:

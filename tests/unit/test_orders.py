@@ -14,13 +14,7 @@ import pytest
 
 from costcache import KeyedOrder, NodeRecord, RadixCache, Victim, VictimOrder
 from costcache.orders import overridden
-from costcache.policies.fifo import FIFO
-from costcache.policies.filo import FILO
-from costcache.policies.lfu import LFU
-from costcache.policies.lru import LRU
-from costcache.policies.mru import MRU
-from costcache.policies.priority import Priority
-from costcache.policies.slru import SLRU
+from costcache.policies.keyed import FIFO, FILO, LFU, LRU, MRU, SLRU, Priority
 from costcache.policies.tlru import TLRU
 from costcache.records import RequestInfo, RequestRecord
 from tests.property.kit import cache_with, check_structure, drain, insert_all, nodes_of

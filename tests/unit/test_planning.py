@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 
 from costcache import hookimpl
 from costcache.deployment import Deployment
@@ -15,8 +16,8 @@ from costcache.model import ModelSpec
 from costcache.planning import Plan, plan
 from costcache.plugins import PluginManager, get_plugins
 from costcache.policies import PolicySpec
-from costcache.policies.lru import LRU
-from costcache.settings import Settings
+from costcache.policies.keyed import LRU
+from costcache.settings import PoolSettings, Settings
 
 GIB = 2**30
 STATES_ONLY = {
@@ -68,15 +69,56 @@ def test_the_free_target_with_and_without_its_floor() -> None:
     found = shares(analyse("deepseek-v3"))
     assert found == {
         "as set": 0.0,
-        "headroom 20 % with a floor of 5 %": 0.05,
-        "headroom 20 % without a floor": pytest.approx(0.2 / (40_960 / 576)),
+        "headroom 20 %, floor 0.05": 0.05,
+        "headroom 20 %, floor 0.0": pytest.approx(0.2 / (40_960 / 576)),
     }
     as_set = analyse("deepseek-v3", settings={"headroom": 0.1, "architecture": {"floor": 0.02}})
     assert as_set.free_targets[0].share == 0.02
     assert as_set.free_targets[0].tokens == int(0.02 * 611_191)
-    # What the user set for other fields does not leak into the two examples' floors.
+    # The user's floor does not leak into the two examples.
     assert shares(as_set) | {"as set": 0.0} == found
     assert shares(analyse("llama-3-8b")) == {"as set": 0.0, "headroom 20 %": 0.2}
+
+
+def test_free_targets_are_of_the_examples_that_a_settings_model_gives() -> None:
+    class Own(BaseModel):
+        least: float = Field(0.0, examples=[0.1, 0.2])
+        scale: int = Field(1, examples=[2])
+        other: float = 0.0
+
+    class House:
+        @hookimpl
+        def match_model(self) -> int | None:
+            return 99
+
+        @hookimpl
+        def free_target(self, settings: PoolSettings) -> float:
+            own = settings.architecture
+            assert isinstance(own, Own)
+            return max(own.least, settings.headroom / own.scale) + own.other
+
+        @hookimpl
+        def settings_model(self) -> type[BaseModel]:
+            return Own
+
+    manager = PluginManager()
+    manager.register(House(), "house")
+    result = plan(
+        manager.match(ModelSpec.preset("llama-3-8b")),
+        Deployment(),
+        Settings(architecture={"least": 0.4, "other": 0.5}),
+        memory=GIB,
+        weights=0,
+    )
+    assert shares(result) == {
+        "as set": 0.9,
+        "headroom 20 %, least 0.1, scale 1": 0.7,
+        "headroom 20 %, least 0.2, scale 1": 0.7,
+        "headroom 20 %, least 0.0, scale 2": 0.6,
+        "headroom 20 %, least 0.0, scale 1": 0.7,
+    }
+    assert result.free_targets[0].architecture == {"least": 0.4, "scale": 1, "other": 0.5}
+    assert analyse("llama-3-8b").free_targets[0].architecture == {}
 
 
 def test_latents_are_not_divided_over_ranks_and_heads_are() -> None:

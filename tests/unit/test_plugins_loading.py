@@ -11,15 +11,26 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from costcache import ModelSpec, PluginError, PolicySpec, RadixCache, SettingsError, hookimpl
+from costcache import (
+    ModelSpec,
+    PluginError,
+    PolicySpec,
+    RadixCache,
+    Settings,
+    SettingsError,
+    VictimOrder,
+    hookimpl,
+)
 from costcache.hookspecs import PROJECT
 from costcache.plugins import HOOKS, PluginManager
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
+from costcache.policies.states import ConsumedLRU
+from costcache.radix import StateCache
 from tests.property.kit import MODEL, Plugin, manager, policy
 
 GOOD = """
 from costcache import PolicySpec, hookimpl
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 
 @hookimpl
 def policies():
@@ -132,11 +143,13 @@ def test_two_entry_points_of_one_name(tmp_path: Path, install: Install) -> None:
     info = tmp_path / "second-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: second\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{PROJECT}]\naaa = plugin_module_bbb\nlru = plugin_module_bbb\n")
+    (info / "entry_points.txt").write_text(
+        f"[{PROJECT}]\naaa = plugin_module_bbb\nbuiltin = plugin_module_bbb\n"
+    )
     made = install(aaa=GOOD, bbb=GOOD)
     found = reasons(made)
     assert "'aaa' is loaded already (plugin_module_aaa)" in found["aaa"]
-    assert "'lru' is loaded already (costcache.policies.lru)" in found["lru"]
+    assert "'builtin' is loaded already (costcache.policies)" in found["builtin"]
 
 
 def test_a_policy_name_that_is_taken() -> None:
@@ -148,10 +161,10 @@ def test_a_policy_name_that_is_taken() -> None:
     )
     found = reasons(made)
     assert "'mine' is taken by 'one'" in found["two"]
-    assert "'lru' is taken by 'lru'" in found["three"]
+    assert "'lru' is taken by 'builtin'" in found["three"]
     assert "'costcache' is taken by 'the framework'" in found["four"]
     owners = {item["name"]: item["plugin"] for item in made.describe()["policies"]}
-    assert (owners["mine"], owners["lru"]) == ("one", "lru")
+    assert (owners["mine"], owners["lru"]) == ("one", "builtin")
 
 
 def test_one_taken_policy_does_not_take_the_others_with_it() -> None:
@@ -224,7 +237,7 @@ def test_supports_is_asked_of_the_model() -> None:
     def states_only(model: ModelSpec) -> str | None:
         return None if model.has_states else "it has no states"
 
-    made = manager(own=policy("picky", LRU, supports=states_only))
+    made = manager(own=policy("picky", LRU, supports=states_only, sees=frozenset({"leaves"})))
     assert RadixCache("qwen3-next", 10, policy="picky", plugins=made).policy == "picky"
     with pytest.raises(PluginError, match="it has no states"):
         RadixCache(MODEL, 10, policy="picky", plugins=made)
@@ -239,6 +252,7 @@ def _raises(*arguments: Any) -> Any:
     [
         PolicySpec(_raises, ""),
         PolicySpec(lambda cost, pools, settings: LRU(), "", supports=_raises),
+        PolicySpec(lambda cost, pools, settings: VictimOrder(), "", sees=frozenset({"leaves"})),
         PolicySpec(lambda cost, pools, settings: None, ""),  # type: ignore[arg-type, return-value] # the point
         PolicySpec(lambda cost, pools, settings: LRU, ""),  # type: ignore[arg-type, return-value] # the point
         PolicySpec(lambda cost: LRU(), ""),  # type: ignore[arg-type, misc] # the point
@@ -248,6 +262,83 @@ def test_a_policy_that_cannot_be_made_is_named(spec: PolicySpec) -> None:
     made = manager(own=Plugin(policies=lambda: {"mine": spec}))
     with pytest.raises(PluginError, match="'mine'"):
         RadixCache(MODEL, 10, policy="mine", plugins=made)
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (
+            {"sees": frozenset()},
+            r"'mine': sees is frozenset\(\), not a frozenset of one or more of 'leaves'",
+        ),
+        (
+            {"sees": frozenset({"nodes", "leafs"})},
+            r"'mine': sees is frozenset\(.*'leafs'.*\), not a ",
+        ),
+        ({"sees": frozenset({1})}, r"'mine': sees is frozenset\(\{1\}\), not a frozenset"),
+        (
+            {"sees": "states"},
+            r"'mine': sees is 'states', not a frozenset of one or more of 'leaves', '",
+        ),
+        ({"sees": {"states"}}, r"'mine': sees is {'states'}, not a frozenset"),
+        ({"sees": None}, r"'mine': sees is None, not a frozenset"),
+        ({"explains": 1}, r"'mine': explains is 1, not True or False"),
+        ({"explains": None}, r"'mine': explains is None, not True or False"),
+    ],
+)
+def test_a_policy_that_declares_nonsense_is_reported(declared: dict[str, Any], said: str) -> None:
+    made = manager()
+    with pytest.raises(PluginError, match=said) as error:
+        made.register(policy("mine", LRU, **declared), "own", "tests:own")
+    assert "\n" not in str(error.value)
+    assert "mine" not in made.policies()
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_an_order_of_another_kind_than_declared_is_named(share: float | None) -> None:
+    made = manager(
+        own=policy("keyed", LRU, sees=frozenset({"nodes", "states"})),
+        two=policy("queue", VictimOrder, sees=frozenset({"leaves"})),
+        three=policy("both", ConsumedLRU, sees=frozenset({"leaves", "states"})),
+    )
+    with pytest.raises(
+        PluginError,
+        match=r"'keyed' of plugin 'own' declares that it sees 'nodes', 'states', but its make_order "
+        r"returned a LRU, which is not a StateOrder",
+    ):
+        StateCache("qwen3-next", 10**9, policy="keyed", plugins=made, state_share=share)
+    assert RadixCache(MODEL, 10, policy="keyed", plugins=made).policy == "keyed", "no states to rank here"
+    for model in (MODEL, "qwen3-next"):
+        with pytest.raises(
+            PluginError,
+            match=r"'queue' of plugin 'two' declares that it sees 'leaves', but its make_order returned a "
+            r"VictimOrder, which is not a KeyedOrder",
+        ):
+            RadixCache(model, 10, policy="queue", plugins=made)
+    assert StateCache("qwen3-next", 10**9, policy="both", plugins=made, state_share=share).policy == "both"
+    with pytest.raises(PluginError, match="a ConsumedLRU, which is not a KeyedOrder"):
+        RadixCache(MODEL, 10, policy="both", plugins=made)
+
+
+def test_a_refusal_names_the_policies_that_serve_whatever_another_plugin_does() -> None:
+    made = manager(
+        own=policy("mine", ConsumedLRU, sees=frozenset({"states"})),
+        two=policy("odd", LRU, sees=frozenset({"leaves"}), supports=_raises),
+        three=policy("choosy", LRU, sees=frozenset({"leaves"}), supports=lambda model: "not this one"),
+    )
+    with pytest.raises(PluginError) as error:
+        made.check_settings(Settings(policy="gdsf"), made.match(ModelSpec.preset("qwen3-next")))
+    assert str(error.value) == (
+        "policy 'gdsf' does not serve model 'qwen3-next': the model keeps states, which it does not rank; "
+        "take consumed-lru, fifo, filo, hazard, lfu, lru, marconi, mine, mru, priority, slru"
+    )
+
+
+def test_the_spec_of_a_policy_is_found_by_settings() -> None:
+    made = manager(own=Plugin(match_model=lambda: 3, default_policy=lambda: "lfu"))
+    found = made.match(ModelSpec.preset(MODEL))
+    name, spec = made.policy_spec(Settings(), found)
+    assert (name, spec) == ("lfu", made.policies()["lfu"])
 
 
 def test_an_unknown_policy_gets_a_suggestion() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from costcache import ModelSpec, PluginError, RadixCache, SettingsError, TokenCost
+from costcache import ModelSpec, PluginError, RadixCache, Settings, SettingsError, TokenCost
 from costcache.deployment import Deployment
 from costcache.settings import DEFAULT_POLICY
 from tests.property.kit import MODEL, Plugin, claiming, manager
@@ -106,6 +106,31 @@ def test_the_token_cost_is_the_plugins_own() -> None:
     cache = RadixCache(MODEL, 10, plugins=claiming(token_cost=lambda: TokenCost(kv_bytes=7)))
     node = cache.insert([1, 2, 3]).node
     assert node.bytes == 21
+
+
+@pytest.mark.parametrize(
+    ("hooks", "exact"),
+    [
+        ({}, True),
+        ({"free_target": lambda settings: settings.headroom}, True),
+        ({"free_target": lambda pool: 0.1 * (pool.free == 0)}, False),
+        ({"free_target": lambda pool: 0.1 * (pool.free > 0)}, False),
+        ({"free_target": lambda: float("nan")}, False),
+        ({"free_target": lambda: 1 / 0}, False),
+        ({"adjust_eviction_count": lambda requested: requested}, False),  # who knows what it does
+    ],
+)
+def test_whether_evictions_are_exact_is_told_from_the_hooks(hooks: dict[str, Any], exact: bool) -> None:
+    found = claiming(**hooks).match(SPEC)
+    for page_size in (1, 16):
+        assert found.evicts_exactly(Settings(), page_size) == exact
+        assert not found.evicts_exactly(Settings(headroom=0.1), page_size)
+
+
+def test_the_core_evicts_exactly_unless_there_is_headroom() -> None:
+    found = manager().match(SPEC)
+    assert found.evicts_exactly(Settings())
+    assert not found.evicts_exactly(Settings(headroom=0.01))
 
 
 def test_the_default_policy_is_the_plugins_own() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from costcache import ModelSpec, RadixCache, RequestInfo
+from costcache import Deployment, ModelSpec, PluginError, RadixCache, RequestInfo, Settings
 from costcache.orders import KeyedOrder
-from costcache.policies import BUILTIN, FOR_STATES, NoSettings, PolicySpec, supports_every_model
+from costcache.plugins import serves
+from costcache.policies import BUILTIN, NoSettings, PolicySpec, supports_every_model
+from costcache.radix import StateCache
+from costcache.sim.engine import Simulator
+from costcache.sim.workloads import generate, workload_settings
 from tests.property.kit import MODEL, drain, insert_all, manager
 
 PLUGINS = manager()
@@ -62,8 +67,6 @@ def three(policy: str, **settings: int) -> tuple[RadixCache, dict[str, list[int]
         ("slru", {"protected_threshold": 3}, "cab"),  # c on probation
         ("slru", {"protected_threshold": 4}, "cba"),  # c and b on probation
         ("slru", {"protected_threshold": 99}, "cab"),  # all on probation
-        ("tlru", {}, "cab"),
-        ("tlru", {"threshold": 100}, "cab"),  # all may go: least recent first
     ],
 )
 def test_what_goes_first(policy: str, settings: dict[str, int], expected: str) -> None:
@@ -172,6 +175,15 @@ def test_slru_protects_for_good() -> None:
     assert order_of(cache, prompts) == "bcdefa"
 
 
+def test_tlru_is_lru_unless_its_threshold_tells_prompts_apart() -> None:
+    prompts = {"a": [1] * 6, "b": [2, 2]}
+    for threshold, expected in ((0, "ab"), (100, "ab"), (3, "ba")):  # none is safe, both are, b alone is
+        cache = new("tlru", threshold=threshold)
+        for tokens in prompts.values():
+            cache.insert(tokens)
+        assert order_of(cache, prompts) == expected
+
+
 def test_tlru_takes_the_safe_tails_first() -> None:
     """A next turn of 2 tokens may prefill 6: of each prompt, what starts 4 or less before its end."""
     cache = new("tlru", threshold=6, next_prompt_estimate=2)
@@ -197,24 +209,36 @@ def test_tlru_remembers_the_longest_prefix_after_its_tail_has_gone() -> None:
     assert (third.start, third.tokens) == (0, 5)
 
 
-def test_each_builtin_is_a_policy_plugin_of_its_own() -> None:
+FOR_STATES = {"consumed-lru", "marconi"}
+SEES = {
+    "leaves": {"fifo", "filo", "lfu", "lru", "mru", "priority", "slru"},
+    "nodes": set(BUILTIN) - {"fifo", "filo", "lfu", "lru", "mru", "priority", "slru"},
+    "states": {"hazard", *FOR_STATES},
+}
+
+
+def test_the_builtin_policies_are_one_plugin() -> None:
     made = manager()
     assert set(made.policies()) == {*BUILTIN, *FOR_STATES}
-    owners = {item["name"]: item["plugin"] for item in made.describe()["policies"]}
-    assert owners == {name: name for name in (*BUILTIN, *FOR_STATES)}
+    described = made.describe()["policies"]
+    assert {item["plugin"] for item in described} == {"builtin"}
+    assert {item["name"] for item in described if item["explains"]} == {"hazard"}
+    for word, names in SEES.items():
+        assert {item["name"] for item in described if word in item["sees"]} == names
     for name, spec in made.policies().items():
         assert spec.settings() is not None, name  # made without arguments
         assert spec.summary.endswith(".")
         assert "\n" not in spec.summary
 
 
-def test_those_that_sglang_has_too_are_keys_and_serve_every_model() -> None:
+def test_those_that_sglang_has_too_are_keys() -> None:
     policies = manager().policies()
     for name in ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru"):
         spec = policies[name]
         order = spec.make_order(None, (), spec.settings())  # type: ignore[arg-type] # not read
         assert isinstance(order, KeyedOrder), name
         assert spec.supports is supports_every_model
+        assert spec.leaves_only == (name != "tlru"), name
 
 
 def test_each_cache_has_an_order_of_its_own() -> None:
@@ -225,15 +249,35 @@ def test_each_cache_has_an_order_of_its_own() -> None:
         assert first.evict(5).freed == 3
 
 
-def test_every_policy_serves_the_models_that_it_says() -> None:
-    for model in ("deepseek-v3", "qwen3-next", "jamba-v0.1", "llama-3-8b"):
-        for name in BUILTIN:
-            if PLUGINS.policies()[name].supports(ModelSpec.preset(model)) is not None:
-                continue
-            cache = RadixCache(model, 20, policy=name, plugins=PLUGINS)
-            insert_all(cache, (range(10), range(50, 70)))
-            assert cache.cached == 20
-            assert drain(cache).freed == 20
+@pytest.mark.parametrize("model", ["deepseek-v3", "qwen3-next", "jamba-v0.1", "llama-3-8b"])
+@pytest.mark.parametrize("policy", sorted({*BUILTIN, *FOR_STATES}))
+def test_a_policy_serves_the_models_that_it_declares_in_every_host(policy: str, model: str) -> None:
+    spec = ModelSpec.preset(model)
+    served = serves(PLUGINS.policies()[policy], spec)
+    assert served == (
+        policy in SEES["leaves"] | SEES["states"] if spec.has_states else policy not in FOR_STATES
+    )
+    trace = generate("chat", workload_settings("chat", {"requests": 2}))
+    simulator = Simulator(trace, spec, Deployment(page_size=16), plugins=PLUGINS)
+    hosts: list[Callable[[], object]] = [
+        lambda: simulator.check(Settings(policy=policy), None),
+        lambda: RadixCache(model, 20, policy=policy, plugins=PLUGINS),
+    ]
+    if spec.has_states:
+        hosts.append(lambda: StateCache(model, 10**9, policy=policy, plugins=PLUGINS))
+        hosts.append(lambda: StateCache(model, 10**9, policy=policy, plugins=PLUGINS, state_share=0.5))
+    for host in hosts:
+        if served:
+            host()
+            continue
+        with pytest.raises(PluginError, match=rf"policy '{policy}' does not serve model '{model}': .*hazard"):
+            host()
+    if served:
+        cache = RadixCache(model, 20, policy=policy, plugins=PLUGINS)
+        insert_all(cache, (range(10), range(50, 70)))
+        assert cache.cached == 20
+        assert drain(cache).freed == 20
+        assert cache.stats().fallbacks == 0
 
 
 def test_a_policy_spec_has_sensible_defaults() -> None:
@@ -243,3 +287,5 @@ def test_a_policy_spec_has_sensible_defaults() -> None:
     spec = PolicySpec(make, "what goes first")
     assert spec.settings is NoSettings
     assert spec.supports(None) is None  # type: ignore[arg-type] # not read
+    assert spec.sees == {"nodes"}
+    assert not spec.explains

@@ -15,12 +15,12 @@ from costcache.orders import VictimOrder
 from costcache.policies import wtinylfu
 from costcache.policies.gdsf import GDSF
 from costcache.policies.ghosts import Ghosts
-from costcache.policies.hits_per_token import HitsPerToken
+from costcache.policies.keyed import HitsPerToken
 from costcache.policies.lhd import AGES, LHD, densities, group_of
 from costcache.policies.lru2 import LRUK
 from costcache.policies.s3fifo import S3FIFO
 from costcache.policies.sieve import Sieve
-from costcache.policies.wild import Evidence, Wild, Workload
+from costcache.policies.wild import Evidence, RequestClass, Wild
 from costcache.policies.wtinylfu import Sketch, WTinyLFU
 from costcache.records import NodeRecord
 
@@ -666,7 +666,7 @@ def test_a_class_is_drawn_to_all_until_it_is_known() -> None:
     everyone = Evidence()
     everyone.reuse(1000, 50.0)
     everyone.evict(1000)
-    young, old = Workload(), Workload()
+    young, old = RequestClass(), RequestClass()
     old.evidence.reuse(10**6, 5.0)
     for workload in (young, old):
         workload.fit(10.0, everyone, 100.0)
@@ -690,7 +690,7 @@ def test_classes_have_a_limit() -> None:
     flat = Flat(order, 10)
     for n in range(300):
         flat.request(n, n, priority=n)
-    assert len(order._workloads) == 64
+    assert len(order._classes) == 64
     assert len(flat.things) == 10
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from costcache import NodeRecord, RadixCache, Victim, VictimOrder
 from costcache.policies.lhd import LHD
-from costcache.policies.queues import Place, Queue, QueueOrder
+from costcache.policies.queues import Entry, Queue, QueueOrder
 from costcache.policies.s3fifo import S3FIFO
 from costcache.policies.sieve import Sieve
 from costcache.policies.wild import Wild
@@ -87,20 +87,20 @@ class Use:
 
 
 def check_queues(cache: RadixCache) -> None:
-    """What may go stands in a line, and queues hold the tokens of their records."""
+    """Evictable records stand in a line, and queues count the tokens of all their records."""
     order = order_of(cache)
     tokens: dict[Queue, int] = {}
     for node in nodes_of(cache):
-        place: Place = node.data
-        assert place.record is node
-        tokens[place.queue] = tokens.get(place.queue, 0) + node.tokens
+        entry: Entry = node.data
+        assert entry.record is node
+        tokens[entry.queue] = tokens.get(entry.queue, 0) + node.tokens
         if node.is_evictable:
-            assert place.newer is not None
+            assert entry.newer is not None
     queues = {queue for queue in vars(order).values() if isinstance(queue, Queue)}
-    queues |= {workload.queue for workload in getattr(order, "_workloads", {}).values()}
+    queues |= {group.queue for group in getattr(order, "_classes", {}).values()}
     for queue in queues:
         assert queue.tokens == tokens.get(queue, 0)
-    assert order._places == sum(1 for _ in nodes_of(cache))
+    assert order._entries == sum(1 for _ in nodes_of(cache))
 
 
 @pytest.mark.parametrize("policy", LITERATURE)
@@ -357,7 +357,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("_link", "unlink", "newer"):
         counted(Queue, name)
-    for name in ("can_go", "come_back"):
+    for name in ("can_name", "rejoin"):
         counted(QueueOrder, name)
 
 
@@ -523,10 +523,10 @@ def test_a_queue_that_waits_is_not_a_hit_but_recent() -> None:
     cache = new("wtinylfu", 100)
     node: Any = cache.insert([1, 2]).node
     cache.insert([3, 4])
-    place = node.data
+    entry = node.data
     cache.refresh(node)
-    assert place.queue.oldest is not place
-    assert order_of(cache)._sketch.estimate(place.cells) == 1
+    assert entry.queue.oldest is not entry
+    assert order_of(cache)._sketch.estimate(entry.cells) == 1
 
 
 def test_documents_asked_once_go_before_small_deep_chats() -> None:

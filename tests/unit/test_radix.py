@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from costcache import Action, KeyedOrder, NodeRecord, RadixCache, RequestInfo, Victim
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.radix import Cleared, Event, Removed, Stored
 from tests.property.kit import MODEL, cache_with, cached_slots, check_structure, insert_all, manager, nodes_of
 

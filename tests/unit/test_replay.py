@@ -23,7 +23,7 @@ from costcache.model import ModelSpec
 from costcache.orders import VictimOrder
 from costcache.plugins import PluginManager, get_plugins
 from costcache.policies import BUILTIN, PolicySpec
-from costcache.policies.lru import LRU
+from costcache.policies.keyed import LRU
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costcache.deployment import Deployment
@@ -23,6 +23,7 @@ from costcache.sim.results import TIMING, Run
 from costcache.sim.serving import ServingSettings
 from costcache.sim.trace import Trace
 from costcache.sim.workloads import generate, workload_settings
+from tests.property.kit import claiming
 from tests.unit.test_replay import traces
 
 MHA = ModelSpec.preset("llama-3-8b")
@@ -56,8 +57,7 @@ def test_a_pool_that_always_keeps_a_share_free_is_a_smaller_pool(
 ) -> None:
     capacity = pages * page
     smaller = (capacity - math.ceil(headroom * capacity)) // page * page
-    if smaller < page:
-        return
+    assume(smaller >= page)
     settings = (
         Settings(policy="lru", architecture={"floor": headroom})
         if mla
@@ -113,6 +113,21 @@ def test_pages_and_the_tree_give_the_same_run(simulator: Simulator) -> None:
         apart = {"tree", "trimmed", *({"shortfall_tokens"} if tree.oversized_requests else ())}
         for name, value in untimed(tree).items():
             assert name in apart or getattr(pages, name) == value, name
+
+
+def test_pages_serve_models_of_every_plugin_that_evicts_exactly(chat: Trace) -> None:
+    served = Deployment(page_size=16)
+    for plugins, model, by_pages in (
+        (None, MLA, True),
+        (claiming(), MHA, True),
+        (claiming(adjust_eviction_count=lambda requested: requested), MHA, False),
+        (claiming(free_target=lambda pool: 0.1 if pool.evictable else 0.0), MHA, False),
+    ):
+        simulator = Simulator(chat, model, served, plugins=plugins)
+        pages, tree = simulator.outcome(LRU, 32_000), simulator.outcome(LRU, 32_000, tree=True)
+        assert (pages.tree, tree.tree) == (not by_pages, True)
+        assert pages.matched.tolist() == tree.matched.tolist()
+        assert (simulator.lru_curve(LRU) is not None) == by_pages
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,23 @@ from costcache_example.worth import Worth, WorthSettings
 __all__: list[str] = []
 
 
-# A policy plugin is found by name and serves every model.
+# A policy plugin is found by name. This policy looks at the depth and size of nodes, so it sees "nodes", the
+# default, and serves models without states.
 @hookimpl
 def policies() -> dict[str, PolicySpec]:
     """Offer ``worth``."""
     return {
         "worth": PolicySpec(
             lambda cost, _, settings: Worth(cost, settings),
-            "Cheapest to bring back first: FLOPs per token, times the requests that used it.",
+            "Cheapest to recompute: FLOPs per token, times the requests that used it.",
             WorthSettings,
+            sees=frozenset({"nodes"}),
         )
     }
 
 
 # An architecture plugin is found by matching. This one changes a single answer for the models of one
-# house; every hook that it leaves out keeps the core's own answer, bytes per token included.
+# vendor; every hook that it leaves out keeps the core's own answer, bytes per token included.
 @hookimpl
 def match_model(model: ModelSpec) -> int | None:
     """Claim the models named ``acme-...`` (the folder of their config), ahead of mla's and mha's 10."""
@@ -32,6 +34,6 @@ def match_model(model: ModelSpec) -> int | None:
 
 
 @hookimpl
-def default_policy() -> str | None:
-    """For these models the policy name ``costcache`` means ``worth``."""
-    return "worth"
+def default_policy(model: ModelSpec) -> str | None:
+    """Make the policy name ``costcache`` mean ``worth``, for models that it serves."""
+    return None if model.has_states else "worth"

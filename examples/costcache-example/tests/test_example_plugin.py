@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from costcache import RadixCache
 from costcache.deployment import Deployment
-from costcache.errors import SettingsError
+from costcache.errors import PluginError, SettingsError
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 
@@ -77,13 +77,18 @@ def test_a_wrong_setting_is_named(plugins: PluginManager) -> None:
         cache(plugins, policy_settings={"most_uses": 0})
 
 
-def test_it_claims_the_models_of_one_house_and_changes_their_default_policy_alone(
+def test_it_claims_the_models_of_one_vendor_and_changes_their_default_policy_alone(
     plugins: PluginManager,
 ) -> None:
     own, other = plugins.match(ACME), plugins.match(LLAMA)
     assert (own.name, own.specificity, other.name) == ("example", 20, "generic")
     assert own.cost(Deployment()).token == other.cost(Deployment()).token
     assert RadixCache(ACME, 100, plugins=plugins).policy == "worth"
+    hybrid = ModelSpec.preset("qwen3-next").model_copy(update={"name": "acme-hybrid"})
+    assert plugins.match(hybrid).name == "example"
+    assert RadixCache(hybrid, 100, plugins=plugins).policy == "hazard"
+    with pytest.raises(PluginError, match="'worth' does not serve model 'acme-hybrid'"):
+        RadixCache(hybrid, 100, policy="worth", plugins=plugins)
     assert RadixCache(LLAMA, 100, plugins=plugins).policy == "hazard"
     assert RadixCache(ACME, 100, policy="lru", plugins=plugins).policy == "lru"
 

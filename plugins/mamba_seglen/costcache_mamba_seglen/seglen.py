@@ -1,11 +1,10 @@
-"""seglen: how much would be recomputed, mixed with how long ago it was used."""
+"""seglen: the tokens recomputed without a state, mixed with its recency."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from costcache import CostModel, NodeRecord, PolicySpec, PoolState, StateOrder, hookimpl
-from costcache.policies.states import needs_states
 
 __all__ = ["Seglen", "SeglenSettings"]
 
@@ -16,21 +15,21 @@ class SeglenSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seglen_eff_weight: float = Field(
-        0.3, ge=0.0, le=1.0, description="Weight of the replay length; recency has the rest."
+        0.3, ge=0.0, le=1.0, description="Weight of the replay length, from 0 to 1; recency has the rest."
     )
-    refresh: int = Field(50, ge=1, description="Requests after which scores are taken anew.")
+    refresh: int = Field(50, ge=1, description="Requests between recomputations of all scores.")
 
 
 class Seglen(StateOrder):
-    """The lowest ``w x replay + (1 - w) x recency`` goes first, both from 0 to 1 among all states.
+    """Evicts the state with the lowest ``w x replay + (1 - w) x recency``, each scaled to 0..1.
 
-    Replay is what a request would recompute if the state were not there: the tokens from the nearest live
-    state in front of it. Recency is when a request last went on from the state; those in front of it on the
-    path are not refreshed.
+    Replay is the tokens that a request would recompute without the state: those since the nearest live
+    state before it. Recency is when a request last resumed from the state; earlier states on its path are
+    not refreshed.
 
-    Source: the pull request "seglen eviction for mamba radix cache" to SGLang, with w = 0.85. How it
-    normalises the two could not be read; here the longest replay and the span from the oldest to the newest
-    recency, among the states that are cached, count 1, and are taken anew every ``refresh`` requests.
+    Source: the pull request "seglen eviction for mamba radix cache" to SGLang, with w = 0.85. Its
+    normalisation could not be read; here the longest replay and the span from the oldest to the newest
+    recency, among the cached states, count 1, and are updated every ``refresh`` requests.
     """
 
     def __init__(self, weight: float, refresh: int) -> None:
@@ -41,7 +40,7 @@ class Seglen(StateOrder):
         self._oldest, self._span = 0, 1
 
     def score(self, record: NodeRecord) -> float:
-        """Replay and recency of a record's state, mixed."""
+        """Mix replay and recency of a record's state."""
         state = record.state
         recency = 0 if state is None else state.recency
         return (
@@ -50,7 +49,7 @@ class Seglen(StateOrder):
         )
 
     def rescore(self, records: list[NodeRecord]) -> None:
-        """Bring up to date what counts 1."""
+        """Update the longest replay and the span of recency."""
         if records:
             times = [record.state.recency for record in records if record.state is not None]
             self._longest = max(1, *(record.replay for record in records))
@@ -70,8 +69,8 @@ def policies() -> dict[str, PolicySpec]:
     return {
         "seglen": PolicySpec(
             _make,
-            "Least to recompute and least recently gone on from first (hybrid models).",
+            "State with the lowest mix of recompute length and recency (models with states).",
             SeglenSettings,
-            supports=needs_states,
+            sees=frozenset({"states"}),
         )
     }

@@ -54,8 +54,9 @@ def test_bytes_of_tokens_and_states_are_exact(name: str) -> None:
 def test_only_tokens_go_by_pages(unit: str, expected: int) -> None:
     model = ModelSpec.preset("qwen3-next")
     pool = PoolState("kv", unit, 1000, 0, 1000, 0, 64)
-    assert plugin.adjust_eviction_count(model, pool, 3, PoolSettings(headroom=0.0)) == expected
-    assert plugin.free_target(model, pool, PoolSettings(headroom=0.25)) == 0.25
+    found = get_plugins().match(model)
+    assert pool.in_pages(found.adjust_eviction_count(model, pool, 3, PoolSettings(headroom=0.0))) == expected
+    assert found.free_target(model, pool, PoolSettings(headroom=0.25)) == 0.25
 
 
 def chain(*ends: int) -> list[NodeRecord]:
@@ -86,7 +87,7 @@ def test_seglen_goes_by_recency_or_by_what_would_be_recomputed(weight: float, fi
 
 
 def test_seglen_says_why_it_does_not_serve_a_model_without_states() -> None:
-    with pytest.raises(PluginError, match=r"'seglen' does not serve model 'llama-3-8b': .* has none"):
+    with pytest.raises(PluginError, match=r"'seglen' does not serve model 'llama-3-8b': .* has no states"):
         get_plugins().check_settings(
             Settings(policy="seglen"), get_plugins().match(ModelSpec.preset("llama-3-8b"))
         )

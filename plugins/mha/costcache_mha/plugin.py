@@ -1,4 +1,7 @@
-"""The hooks for models that keep keys and values per head: MHA, GQA, MQA and sliding windows."""
+"""The hooks for models that keep keys and values per head: MHA, GQA, MQA and sliding windows.
+
+What they leave out is as in the core: no free space beyond the headroom that is set, and exact counts.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ from costcache.cost import TokenCost
 from costcache.cost import token_cost as compose_token_cost
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
-from costcache.records import PoolState
-from costcache.settings import DEFAULT_POLICY, PoolSettings
 
 __all__ = ["SPECIFICITY"]
 
@@ -24,23 +25,5 @@ def match_model(model: ModelSpec) -> int | None:
 
 @hookimpl
 def token_cost(model: ModelSpec, deployment: Deployment) -> TokenCost:
-    """Bytes of keys and values; tensor parallelism divides the KV heads, down to one a rank."""
+    """Bytes of keys and values; tensor parallelism divides the KV heads, down to one per rank."""
     return compose_token_cost(model, deployment)
-
-
-@hookimpl
-def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> float:
-    """The headroom as it is set; 0.0 by default, since free space caches nothing."""
-    return settings.headroom
-
-
-@hookimpl
-def adjust_eviction_count(model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings) -> int:
-    """What is requested, in whole pages: within one pool of slots, counting tokens is exact."""
-    return pool.in_pages(requested)
-
-
-@hookimpl
-def default_policy() -> str | None:
-    """The framework's default."""
-    return DEFAULT_POLICY

@@ -1,4 +1,8 @@
-"""The hooks for models whose attention layers all keep one latent vector per token (MLA)."""
+"""The hooks for models whose attention layers all keep one latent vector per token (MLA).
+
+They leave ``adjust_eviction_count`` out. A pool counts tokens, and its slots are sized in latent bytes
+already: a count scaled by the compression ratio would free too little, and the allocation could fail.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from costcache.cost import token_cost as compose_token_cost
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.records import PoolState
-from costcache.settings import DEFAULT_POLICY, PoolSettings
+from costcache.settings import PoolSettings
 
 __all__ = ["SPECIFICITY", "MLASettings"]
 
@@ -27,7 +31,8 @@ class MLASettings(BaseModel):
         0.0,
         ge=0.0,
         lt=1.0,
-        description="Least share of the pool to leave free, whatever headroom / compression_ratio says.",
+        description="Least share of the pool to leave free, whatever headroom / compression_ratio is.",
+        examples=[0.05],
     )
 
 
@@ -39,7 +44,7 @@ def match_model(model: ModelSpec) -> int | None:
 
 @hookimpl
 def token_cost(model: ModelSpec, deployment: Deployment) -> TokenCost:
-    """Bytes of the latent vector, the rotary key and any index keys, on each rank in full.
+    """Bytes of the latent vector, the rotary key and any index keys, in full on each rank.
 
     Every attention-TP rank needs the whole latent vector, so tensor parallelism does not divide it.
     """
@@ -50,29 +55,13 @@ def token_cost(model: ModelSpec, deployment: Deployment) -> TokenCost:
 def free_target(model: ModelSpec, pool: PoolState, settings: PoolSettings) -> float:
     """``max(floor, headroom / compression_ratio)``; 0.0 unless one of them is set.
 
-    The idea of the formula, from the project "MLA-aware RadixAttention": headroom is sized for a
-    number of bytes, and a latent token takes fewer of them. With headroom 0.20 and floor 0.05 a
-    DeepSeek-V3 pool keeps 5 % free, with floor 0 it keeps 0.28 %.
+    The idea, from the project "MLA-aware RadixAttention": headroom is sized for a number of bytes, and a
+    latent token takes fewer of them. With headroom 0.20 and floor 0.05 a DeepSeek-V3 pool keeps 5 % free,
+    with floor 0 it keeps 0.28 %.
     """
     own = settings.architecture
     floor = own.floor if isinstance(own, MLASettings) else 0.0
     return max(floor, settings.headroom / model.compression_ratio)
-
-
-@hookimpl
-def adjust_eviction_count(model: ModelSpec, pool: PoolState, requested: int, settings: PoolSettings) -> int:
-    """What is requested, in whole pages.
-
-    A pool of slots counts tokens, and its slots are sized in latent bytes already: scaling the
-    count by the compression ratio would free too little, and the allocation could fail.
-    """
-    return pool.in_pages(requested)
-
-
-@hookimpl
-def default_policy() -> str | None:
-    """The framework's default: what a token holds is uniform within one latent pool."""
-    return DEFAULT_POLICY
 
 
 @hookimpl
