@@ -1,4 +1,4 @@
-"""Life table of reuse intervals, by class: what was seen, and the share used at each age that follows from it."""
+"""Life table: reuse intervals by class and age, and the share used at each age that follows from them."""
 
 from __future__ import annotations
 

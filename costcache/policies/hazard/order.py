@@ -30,7 +30,7 @@ _SLOWER = 64
 _SLOWEST = 10
 """But after so many times the set interval in any case."""
 _DIRTY = 256
-"""Leaves that may wait to be ranked while nothing is evicted: the first victim should not wait for them all."""
+"""Leaves that may wait to be ranked while nothing is evicted, lest the first victim wait for all of them."""
 _PENDING = 256
 """Uses whose work may wait."""
 _LATE = 8
@@ -189,7 +189,7 @@ class Hazard(VictimOrder):
         return _victim((record, _DELETE, end))
 
     def _rank(self) -> None:
-        """Rank leaves, for a little later than now: the next victims are needed when the next request comes."""
+        """Rank leaves for a little later than now: the next request needs the next victims."""
         intake, ranker = self.intake, self.ranker
         if ranker.pinned_by_waiters:
             ranker.unpin(intake.requests)

@@ -33,6 +33,7 @@ def _make(cost: CostModel, pools: tuple[PoolState, ...], settings: HazardSetting
 
 @hookimpl
 def policies() -> dict[str, PolicySpec]:
+    """Offer the policy ``hazard``."""
     return {
         "hazard": PolicySpec(
             _make, "Fewest expected uses per token and time first, by class and age.", HazardSettings

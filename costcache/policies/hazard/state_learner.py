@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from costcache.policies.hazard.bins import BINS, age_bin, edges
 from costcache.policies.hazard.life_table import ALL, LifeTable
-from costcache.policies.hazard.snapshot import ClassSnapshot
 from costcache.policies.hazard.survival import gittins_index
 from costcache.records import NodeRecord, RequestInfo
 
@@ -21,13 +20,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from costcache.policies.hazard.snapshot import ClassSnapshot
+
 __all__ = ["Life", "StateLearner"]
 
 FAMILIES = (ALL,) * 12
 
 _OUTPUTS = ("under 50 output", "50+ output", "200+ output", "500+ output")
-_CHILDREN = ("nothing behind it", "one branch behind it", "branches behind it")
-_TURNS = ("", ", behind a state", ", behind 2+ states", ", behind 4+ states")
+_CHILDREN = ("nothing after it", "one branch after it", "branches after it")
+_TURNS = ("", ", after a state", ", after 2+ states", ", after 4+ states")
 _USES = ("", "used 2 times", "used 3+ times", "used 5+ times")
 
 Answer = tuple[int, str | None]
@@ -184,6 +185,8 @@ class StateLearner:
 
     def classes(self, ghosts: Iterable[Life]) -> tuple[ClassSnapshot, ...]:
         """Describe the classes, by number; ``ghosts`` as in :meth:`estimate`."""
+        from costcache.policies.hazard.snapshot import ClassSnapshot
+
         living, table = self._living(ghosts), self._table
         shares = [] if self.shares is None else self.shares.tolist()
         found = []
