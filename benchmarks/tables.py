@@ -24,7 +24,7 @@ from _report import table
 from policies import FILES, MODEL, workloads
 
 from costcache.deployment import Deployment
-from costcache.policies.tables import read_tables
+from costcache.policies.hazard.tables import read_tables
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.explain import explain

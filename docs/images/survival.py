@@ -15,8 +15,8 @@ import numpy as np
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
-from costcache.policies.hazard_order import Hazard
-from costcache.policies.survival import edges
+from costcache.policies.hazard import Hazard
+from costcache.policies.hazard.bins import edges
 from costcache.radix.store import PrefixStore
 from costcache.settings import Settings
 from costcache.sim.replay import replay
@@ -48,9 +48,8 @@ def main() -> None:
         order = store.guard.order
         if not isinstance(order, Hazard):
             raise TypeError("the policy was dropped")
-        curves = order.curves()
-        for curve in sorted(curves, key=lambda c: -c.tokens)[:6]:
-            axis.plot(edges()[1:], np.cumprod(1 - np.array(curve.shares)), label=curve.name)
+        for each in sorted(order.snapshot().classes, key=lambda c: -c.ended)[:6]:
+            axis.plot(edges()[1:], np.cumprod(1 - np.array(each.shares)), label=each.name)
         axis.set(xscale="log", xlim=(0.5, trace.timestamps[-1] if "conv" in file else 20_000), title=name)
         axis.set_xlabel("seconds since the last use")
         axis.legend(fontsize=7)

@@ -15,7 +15,7 @@ from costcache.errors import PluginError, SettingsError
 from costcache.eviction import Refused
 from costcache.model import ModelSpec
 from costcache.plugins import get_plugins
-from costcache.policies.hazard_states import HazardStates, reach
+from costcache.policies.hazard.states import HazardStates, reach
 from costcache.policies.marconi import Marconi
 from costcache.policies.states import ConsumedLRU, StateOrder, make_state_order, state_lru
 from costcache.radix.node import Node
@@ -252,8 +252,9 @@ def test_hazard_estimates_a_new_class_when_states_are_ranked_next() -> None:
             for turn in range(turns, turns + 3):
                 server.serve([first, *range(10, 10 + turn)], False)
         made.pools["state"].next_victim()
-        assert order._shares is not None
-        assert len(order._shares) == len(order._classes) > turns
+        classes = order.snapshot().classes
+        assert all(each.shares for each in classes)
+        assert len(classes) > turns
 
 
 def test_only_orders_that_can_know_states_serve_hybrids() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from costcache.errors import SettingsError
-from costcache.policies.hazard_order import Hazard
-from costcache.policies.tables import Tables, tables_of
+from costcache.policies.hazard import Hazard
+from costcache.policies.hazard.tables import Tables, tables_of
 from costcache.sglang.build import read_policy
 from tests.sglang.pools import Shape, cost_cache
 from tests.sglang.serving import Server
@@ -50,7 +50,7 @@ def hazard_of(server: Server) -> Hazard:
 
 
 def seen(order: Hazard) -> float:
-    return sum(order._table.used)
+    return sum(sum(each.used) for each in order.snapshot().classes)
 
 
 @pytest.mark.parametrize("core", ["python", "rust"])
@@ -72,11 +72,11 @@ def test_the_config_names_the_file_and_two_ranks_agree(file: Path, core: Any) ->
     assert ranks[0].gone == ranks[1].gone
     assert len(ranks[0].gone) > 5
     first, second = map(hazard_of, ranks)
-    assert first._tables is None  # they have been taken over
+    assert first.learner.tables is None  # they have been taken over
     assert seen(first) > 29_000
-    assert tables_of(first) == tables_of(second)
+    assert tables_of(first.snapshot()) == tables_of(second.snapshot())
     # SGLang's clock counts requests: an age of a second is one of two.
-    names = [first._classes.label(number) for number in range(len(first._classes))]
+    names = [each.name for each in first.snapshot().classes]
     assert "used 2 times, every 4 to 8" in names
     assert all(not server.cache.pools.kv.fallbacks for server in ranks)
 

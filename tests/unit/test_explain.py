@@ -260,9 +260,9 @@ def test_states_of_a_hybrid_model(chat: Path) -> None:
     assert found["unit"] == "states"
     assert found["against_lru"] is None
     names = [each["name"] for each in found["classes"]]
-    assert "used once, 200+ output, nothing behind it" in names
+    assert "used once, 200+ output, nothing after it" in names
     assert any(name.startswith("used 2 times, every ") for name in names)
-    assert "used once, 200+ output, behind a state, nothing behind it" in names
+    assert "used once, 200+ output, after a state, nothing after it" in names
 
 
 def test_a_pool_without_limit_evicts_nothing(chat: Path) -> None:

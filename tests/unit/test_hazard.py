@@ -1,4 +1,4 @@
-"""The hazard policy: its queues, its bookkeeping on nodes, and what it learns."""
+"""The hazard policy: its ranking, its bookkeeping on nodes, and what it learns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from costcache import RadixCache, RequestInfo
 from costcache.cost import CostModel
 from costcache.errors import SettingsError
 from costcache.orders import VictimOrder
-from costcache.policies.hazard_order import Hazard
-from costcache.policies.outcomes import FAMILIES, Classes, Outcome
-from costcache.policies.pieces import Place
-from costcache.policies.survival import ALL, BINS, LifeTable, age_bin
-from costcache.policies.worth import Worth, depth_steps
+from costcache.policies.hazard import Hazard
+from costcache.policies.hazard.bins import BINS, age_bin
+from costcache.policies.hazard.classes import FAMILIES, Classes, Ending
+from costcache.policies.hazard.depths import Depths
+from costcache.policies.hazard.history import Tracked
+from costcache.policies.hazard.life_table import ALL, LifeTable
+from costcache.policies.hazard.snapshot import CohortSnapshot
+from costcache.policies.hazard.worth import Worth
 from costcache.radix import Node
 from costcache.records import NodeRecord, Victim
 from tests.property.kit import MODEL, check_structure, drain, manager, nodes_of
@@ -59,11 +62,11 @@ def stream(seed: int, requests: int) -> list[list[int]]:
 
 
 def worth_of(order: Hazard, record: NodeRecord) -> tuple[float, float]:
-    """What the queues go by, found without them."""
-    run = record.data.pieces[-1].run.whole()
-    first = order._queues.first[run.slot]
-    age = order._queues.now - (first + order._queues.last[run.slot]) / 2
-    return order._worth.at(run.group, age), first
+    """Rank of a leaf, found without the ranking."""
+    cohort, cohorts, ranker = record.data.pieces[-1].cohort.whole(), order.learner.cohorts, order.ranker
+    first = cohorts.first[cohort.slot]
+    age = ranker.now - (first + cohorts.last[cohort.slot]) / 2
+    return ranker.worth.at(cohort.stratum, age), first
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -79,7 +82,7 @@ def test_the_victim_is_the_one_that_a_look_at_all_leaves_finds(seed: int, pool_s
         def next_victim(self, pool: str) -> Victim | None:
             nonlocal looked, most
             victim = order.next_victim(pool)
-            most = max(most, sum(map(bool, order._queues._listing)))
+            most = max(most, sum(map(bool, order.learner.cohorts.listed)))
             leaves = [node for node in nodes_of(cache) if node.is_evictable]
             if victim is None:
                 assert not leaves
@@ -88,8 +91,8 @@ def test_the_victim_is_the_one_that_a_look_at_all_leaves_finds(seed: int, pool_s
             worth, first = worth_of(order, victim.record)
             least = min(worth_of(order, leaf) for leaf in leaves)
             assert (worth, first) == least
-            run = victim.record.data.pieces[-1].run.whole()
-            same = [leaf for leaf in leaves if leaf.data.pieces[-1].run.whole() is run]
+            cohort = victim.record.data.pieces[-1].cohort.whole()
+            same = [leaf for leaf in leaves if leaf.data.pieces[-1].cohort.whole() is cohort]
             assert victim.record.recency == min(leaf.recency for leaf in same)
             return victim
 
@@ -100,48 +103,50 @@ def test_the_victim_is_the_one_that_a_look_at_all_leaves_finds(seed: int, pool_s
         if pool_size < 1000 or n % 8 == 0:  # a look at every node
             check_books(cache)
     assert looked > 100
-    assert (most > 48) == (pool_size > 1000)  # runs are ranked one by one, or with arrays
+    assert (most > 48) == (pool_size > 1000)  # cohorts are ranked one by one, or with arrays
     drain(cache)
 
 
 def check_books(cache: RadixCache) -> None:
-    """Pieces cover their nodes, and runs hold what is at risk."""
+    """Pieces cover their nodes, and cohorts have the tokens of their pieces at risk."""
     order = order_of(cache)
-    risk: dict[int, int] = {}
+    at_risk: dict[int, int] = {}
     pieces = []
     for node in nodes_of(cache):
-        place: Place = node.data
+        tracked: Tracked = node.data
         at = node.depth
-        for piece in place.pieces:
+        for piece in tracked.pieces:
             assert piece.start == at
             assert piece.tokens > 0
             at = piece.end
-        assert place.pieces[-1].start < node.end <= at
-        for piece in place.gone:
+        assert tracked.pieces[-1].start < node.end <= at
+        for piece in tracked.trimmed:
             assert piece.start == at
             at = piece.end
-        pieces += place.pieces + place.gone
-    remembered = [memory for memory, _ in order._ghosts._memories.values()]
+        pieces += tracked.pieces + tracked.trimmed
+    remembered = [memory for memory, _ in order.intake.ghosts._memories.values()]
     for ghost in remembered:
         pieces += ghost
     for piece in pieces:
-        if piece.run is not None:
-            run = piece.run.whole()
-            risk[id(run)] = risk.get(id(run), 0) + piece.tokens
-    for run in order._queues.runs():
-        assert order._queues.risk[run.slot] == risk.get(id(run), 0)
+        if piece.cohort is not None:
+            slot = piece.cohort.whole().slot
+            at_risk[slot] = at_risk.get(slot, 0) + piece.tokens
+    cohorts = order.learner.cohorts
+    assert at_risk.keys() <= {cohort.slot for cohort in cohorts.all()}
+    for cohort in cohorts.all():
+        assert cohorts.at_risk[cohort.slot] == at_risk.get(cohort.slot, 0)
 
 
 def test_the_same_stream_gives_the_same_victims() -> None:
-    gone = []
+    runs = []
     for _ in range(2):
         cache = new(300, refresh=5)
-        went = []
+        run = []
         for n, prompt in enumerate(stream(9, 300)):
             before = cache.counters.evicted
-            went.append((ask(cache, prompt, output=n % 300, finish_reason="stop"), before))
-        gone.append(went)
-    assert gone[0] == gone[1]
+            run.append((ask(cache, prompt, output=n % 300, finish_reason="stop"), before))
+        runs.append(run)
+    assert runs[0] == runs[1]
 
 
 def test_starts_as_lru() -> None:
@@ -149,7 +154,7 @@ def test_starts_as_lru() -> None:
     found = [(ask(hazard, prompt), ask(lru, prompt)) for prompt in stream(3, 400)]
     by_hazard, by_lru = map(sum, zip(*found, strict=True))
     assert by_lru > 2000
-    assert abs(by_hazard - by_lru) < 0.05 * by_lru  # runs of a few requests each are not told apart
+    assert abs(by_hazard - by_lru) < 0.05 * by_lru  # leaves of a few requests share a cohort
 
 
 def test_a_split_leaves_both_parts_the_history() -> None:
@@ -160,9 +165,10 @@ def test_a_split_leaves_both_parts_the_history() -> None:
     front, back, own = (
         next(n for n in nodes_of(cache) if (n.depth, n.tokens) == at) for at in ((0, 4), (4, 6), (4, 3))
     )
-    assert [piece.hits for piece in front.data.pieces] == [3]
-    assert [piece.hits for piece in back.data.pieces] == [2]
-    assert [piece.hits for piece in own.data.pieces] == [1]
+    history = order_of(cache).history
+    assert [piece.uses for piece in history(front)] == [3]
+    assert [piece.uses for piece in history(back)] == [2]
+    assert [piece.uses for piece in history(own)] == [1]
 
 
 def node_at(cache: RadixCache, depth: int, first: int = 1) -> Node:
@@ -174,43 +180,43 @@ def node_at(cache: RadixCache, depth: int, first: int = 1) -> Node:
     )
 
 
-def test_what_comes_back_has_its_history_and_what_is_new_has_none() -> None:
+def history_at(cache: RadixCache, depth: int) -> list[tuple[int, int, int]]:
+    """Start, tokens and uses of each piece of the node at a depth."""
+    pieces = order_of(cache).history(node_at(cache, depth))
+    return [(piece.start, piece.tokens, piece.uses) for piece in pieces]
+
+
+def test_tokens_that_return_have_their_history_and_new_ones_have_none() -> None:
     cache = new(100)
     ask(cache, [1] * 40)
     ask(cache, [1] * 40)
-    ask(cache, [2] * 100)  # all goes
+    ask(cache, [2] * 100)  # evicts everything
     assert cache.stats().nodes == 1
     ask(cache, [1] * 40 + [3] * 10)
-    place: Place = node_at(cache, 0).data
-    assert [(piece.start, piece.tokens, piece.hits) for piece in place.pieces] == [(0, 40, 3), (40, 10, 1)]
+    assert history_at(cache, 0) == [(0, 40, 3), (40, 10, 1)]
 
 
-def test_nodes_that_went_one_by_one_come_back_as_one() -> None:
+def test_nodes_that_were_evicted_one_by_one_return_as_one() -> None:
     cache = new(100)
     ask(cache, [1] * 20)
     ask(cache, [1] * 20 + [2] * 20)
     ask(cache, [1] * 20 + [2] * 20 + [3] * 10)
     ask(cache, [9] * 100)
     ask(cache, [1] * 20 + [2] * 20 + [3] * 10)
-    place: Place = node_at(cache, 0).data
-    assert [(piece.start, piece.hits) for piece in place.pieces] == [
-        (0, 3),
-        (40, 2),
-    ]  # 3 and 4 uses are one class
+    assert history_at(cache, 0) == [(0, 40, 3), (40, 10, 2)]  # 3 and 4 uses are one class
 
 
-def test_a_trimmed_tail_comes_back() -> None:
+def test_a_trimmed_tail_returns() -> None:
     cache = new(100)
     ask(cache, [1] * 60)
     cache.evict(25)
     assert node_at(cache, 0).tokens == 35
     ask(cache, [1] * 60 + [2] * 5)
-    place: Place = node_at(cache, 35).data
-    assert [(piece.start, piece.tokens, piece.hits) for piece in place.pieces] == [(35, 25, 2), (60, 5, 1)]
+    assert history_at(cache, 35) == [(35, 25, 2), (60, 5, 1)]
     check_books(cache)
 
 
-def test_only_the_part_with_the_last_history_goes_by_itself() -> None:
+def test_only_the_part_with_the_last_history_is_evicted_by_itself() -> None:
     cache = new(100)
     for _ in range(3):
         ask(cache, [1] * 40)
@@ -229,18 +235,18 @@ def test_memory_is_bounded() -> None:
     for n, prompt in enumerate(stream(5, 1500)):
         cache.clock.advance(float(n))
         ask(cache, prompt, output=n % 900, finish_reason=f"reason {n % 50}", priority=n)
-        assert order._ghosts.tokens <= 600
-        assert len(order._ghosts) <= 600
-        assert all(len(node.data.gone) <= 8 for node in nodes_of(cache))
-    assert len(order._classes) <= 768
-    assert len(order._queues) <= 2 * cache.stats().nodes + 1024 + 100
-    assert len(order._marked) <= 100
-    assert len(order._queues.runs()) <= sum(len(n.data.pieces) for n in nodes_of(cache)) + len(
-        order._ghosts
-    ) * 9 + len(order._classes)
+        assert order.intake.ghosts.tokens <= 600
+        assert len(order.intake.ghosts) <= 600
+        assert all(len(node.data.trimmed) <= 8 for node in nodes_of(cache))
+    found = order.snapshot()
+    assert len(found.classes) <= 768
+    assert found.entries <= 2 * cache.stats().nodes + 1024 + 100
+    assert found.dirty <= 100
+    pieces = sum(len(order.history(node)) for node in nodes_of(cache))
+    assert len(found.cohorts) <= pieces + found.ghosts * 9 + len(found.classes)
 
 
-def test_a_waiting_request_keeps_what_it_wants() -> None:
+def test_a_waiting_request_pins_what_it_needs() -> None:
     cache = new(100)
     for n in range(4):
         ask(cache, [n] * 25)
@@ -251,10 +257,10 @@ def test_a_waiting_request_keeps_what_it_wants() -> None:
     cache.evict(75)
     assert cache.match_prefix([0] * 25).matched_len == 25
     tree.refresh(node_at(cache, 0, first=0))
-    assert drain(cache).freed == 25  # but it goes where nothing else is left
+    assert drain(cache).freed == 25  # but it is evicted where nothing else is left
 
 
-def test_learns_what_does_not_come_back() -> None:
+def test_learns_what_is_not_used_again() -> None:
     """Long answers end a conversation here, short ones do not: order of use says nothing."""
     cache = new(4_000)
     draw = random.Random(0)
@@ -297,12 +303,11 @@ def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
 def test_flops_count_more_in_the_depth() -> None:
     cache = new(objective="flops")
     cost: CostModel = cache._store.cost
-    steps = depth_steps(cost)
     first = cost.recompute_flops(0, 1)
-    for n, depth in enumerate(steps, 1):
+    for n, depth in enumerate(Depths(cost).starts, 1):
         assert cost.recompute_flops(depth, depth + 1) / first == pytest.approx(2 ** (n / 2 - 0.25), rel=0.01)
-    order = order_of(cache)
-    assert order._worth.at(3, 0.0) == pytest.approx(order._worth.at(1, 0.0) * 2)
+    worth = order_of(cache).ranker.worth
+    assert worth.at(3, 0.0) == pytest.approx(worth.at(1, 0.0) * 2)
     for prompt in stream(2, 200):
         ask(cache, prompt)
     drain(cache)
@@ -316,9 +321,13 @@ def test_classes_and_ages_that_were_left_out_are_worked_out_when_asked_for() -> 
         table.used[number * BINS + 10 + number] = 100.0 * number
         table.interval(100)
     estimate = table.estimate(np.ones((BINS, 6)), 1000.0)
-    whole, part = Worth(), Worth()
+    whole, part = Worth(Depths()), Worth(Depths())
     whole.learn(estimate, np.arange(6))
+    assert whole.is_complete
     ages = [0.0, 0.3, 7.0, 1e3, 1e9]
+    for oldest in (0.0, 7.0, 1e3, 1e7):
+        part.learn(estimate, np.arange(6), oldest)
+        assert not part.is_complete
     for group in range(8):  # the last two are newer than the estimate
         part.learn(estimate, np.array([3, 5]))
         assert [part.at(group, age) for age in ages] == [whole.at(group, age) for age in ages]
@@ -327,7 +336,7 @@ def test_classes_and_ages_that_were_left_out_are_worked_out_when_asked_for() -> 
         assert found.tolist() == pytest.approx([whole.at(group, age) for age in ages], rel=1e-12)
         for oldest in (0.0, 7.0, 1e3, 1e7):
             part.learn(estimate, np.array([3, 5]), oldest)
-            assert len(part._worth) < BINS + 1
+            assert not part.is_complete
             assert [part.at(group, age) for age in ages] == [whole.at(group, age) for age in ages]
             part.learn(estimate, np.array([3, 5]), oldest)
             assert part.of(np.full(len(ages), group), np.array(ages)).tolist() == found.tolist()
@@ -338,31 +347,37 @@ def test_classes_in_words() -> None:
     table = LifeTable(FAMILIES, 5.0, 0.02)
     classes = Classes(table)
     assert classes.label(classes.open) == "used once, by a request that has not ended"
-    outcome = classes.outcome(RequestInfo(output_tokens=300, finish_reason="stop", priority=9))
-    assert classes._outcomes == {Outcome(2, "stop", 2): outcome}
-    fresh = classes.fresh(9000, outcome)
+    ending = classes.ending(RequestInfo(output_tokens=300, finish_reason="stop", priority=9))
+    assert classes.endings == {Ending(2, "stop", 2): ending}
+    fresh = classes.fresh(9000, ending)
     assert classes.label(fresh) == "used once, 8000+ new tokens, 200+ output, stop, priority 2"
     often = classes.reused(7, 12.0)
     assert classes.label(often) == "used 5+ times, every 8 to 16"
     assert classes.reused(5, 15.9) == often != classes.reused(5, 16.1)
-    after = classes.after(often, outcome)
+    after = classes.after(often, ending)
     assert classes.label(after) == "used 5+ times, every 8 to 16, 200 or more output, stop, priority 2"
     assert table.kin(after) == table.kin(often)
-    longer = classes.outcome(RequestInfo(output_tokens=900, finish_reason="stop", priority=2))
-    assert longer != outcome
+    longer = classes.ending(RequestInfo(output_tokens=900, finish_reason="stop", priority=2))
+    assert longer != ending
     assert classes.after(often, longer) == after
 
 
 def test_reasons_beyond_the_first_are_not_told_apart() -> None:
     classes = Classes(LifeTable(FAMILIES, 5.0, 0.02))
-    numbers = [classes.outcome(RequestInfo(finish_reason=str(n))) for n in range(10)]
+    numbers = [classes.ending(RequestInfo(finish_reason=str(n))) for n in range(10)]
     assert numbers == [0, 1, 2, 3, 4, 5, 6, 6, 6, 6]
 
 
 def test_ages_count_from_the_use() -> None:
     cache = new()
+
+    def used(at: int | None = None) -> float:
+        return sum(
+            sum(each.used if at is None else [each.used[at]]) for each in order_of(cache).snapshot().classes
+        )
+
     for again in (False, True):  # of what is new, and of what was found
-        before = sum(order_of(cache)._table.used)
+        before = used()
         name = object()
         cache.match_prefix([1] * 10, name)
         cache.insert([1] * 10, request=name)
@@ -372,10 +387,8 @@ def test_ages_count_from_the_use() -> None:
         cache.clock.advance(cache.clock.now + 10.0)
         record = cache.match_prefix([1] * 10, object()).node
         assert record.last_use == cache.clock.now
-        order_of(cache)._catch_up()
-        used = order_of(cache)._table.used
-        assert sum(used) - before == 10 + 10 * again
-        assert sum(used[at] for at in range(age_bin(110.0), len(used), BINS)) == 10 + 10 * again
+        assert used() - before == 10 + 10 * again
+        assert used(age_bin(110.0)) == 10 + 10 * again
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -397,8 +410,8 @@ def test_what_a_long_request_used_is_as_old_as_its_use(late: bool) -> None:
     assert victim.record is node
 
 
-def test_runs_hold_one_age_whenever_their_requests_end() -> None:
-    cache = new()
+def test_cohorts_are_of_one_age_whenever_their_requests_end() -> None:
+    cache = new(refresh=1)
     order = order_of(cache)
     times = [1.0, 2.0, 40.0, 90.0, 99.0, 99.9]
     for name, now in enumerate(times):
@@ -408,16 +421,26 @@ def test_runs_hold_one_age_whenever_their_requests_end() -> None:
     ask(cache, [99] * 5)
     for name in (5, 0, 3, 1, 4, 2):
         cache.finish(name, RequestInfo(output_tokens=10))
-    runs = {now: next(n for n in nodes_of(cache) if n.last_use == now).data.pieces[0].run for now in times}
-    for now, run in runs.items():
-        assert order._queues.first[run.slot] <= now <= order._queues.last[run.slot]
-    assert runs[1.0] is runs[2.0]  # about as old
-    assert len({id(run) for run in runs.values()}) == 5
-    order.next_victim("kv")
-    order._estimate()
+
+    def cohorts() -> dict[float, CohortSnapshot]:
+        known = {cohort.number: cohort for cohort in order.snapshot().cohorts}
+        found = {}
+        for node in nodes_of(cache):
+            number = order.history(node)[0].cohort
+            assert number is not None
+            found[node.last_use] = known[number]
+        return found
+
+    before = cohorts()
     for now in times:
-        slot = next(n for n in nodes_of(cache) if n.last_use == now).data.pieces[0].run.whole().slot
-        assert order._queues.first[slot] <= now <= order._queues.last[slot]
+        assert before[now].first <= now <= before[now].last
+    assert before[1.0] is before[2.0]  # about as old
+    assert len({before[now].number for now in times}) == 5
+    order.next_victim("kv")
+    after = cohorts()
+    assert order.snapshot().classes[0].shares, "an estimate has merged cohorts"
+    for now in times:
+        assert after[now].first <= now <= after[now].last
 
 
 def test_tells_what_it_has_learned() -> None:
@@ -425,22 +448,38 @@ def test_tells_what_it_has_learned() -> None:
     for n, prompt in enumerate(stream(4, 400)):
         cache.clock.advance(float(n))
         ask(cache, prompt, output=n % 300)
-    curves = order_of(cache).curves()
-    assert len({curve.name for curve in curves}) == len(curves) > 5
-    assert all(0 <= curve.reused <= curve.tokens for curve in curves)
-    learned = [curve for curve in curves if curve.shares]
-    assert all(len(curve.shares) == BINS and len(curve.worth) == BINS + 1 for curve in learned)
-    assert sum(curve.reused for curve in curves) > 0
-    gained, lost, falls = order_of(cache).against_lru()
-    assert gained + lost > 0
-    assert falls >= 0
+    found = order_of(cache).snapshot()
+    classes = found.classes
+    assert len({each.name for each in classes}) == len(classes) > 5
+    assert all(0 <= each.reused <= each.ended for each in classes)
+    learned = [each for each in classes if each.shares]
+    assert learned
+    assert all(len(each.shares) == BINS and len(each.worth) == BINS + 1 for each in learned)
+    assert sum(each.reused for each in classes) > 0
+    verdict = found.against_lru
+    assert verdict.gained + verdict.lost > 0
+    assert verdict.falls >= 0
+    assert (found.clock, found.now, found.requests) == ("seconds", 399.0, 400)
+    assert (found.watched, found.gap) == (399.0, 399.0 / 400)
+    assert (found.nodes, found.resident) == (cache.stats().nodes, sum(n.tokens for n in nodes_of(cache)))
+    # All open intervals are at risk in their classes.
+    assert sum(sum(each.at_risk) for each in classes) == sum(cohort.at_risk for cohort in found.cohorts) > 0
+
+
+def test_a_look_at_it_changes_nothing() -> None:
+    plain, watched = new(300, refresh=7), new(300, refresh=7)
+    for n, prompt in enumerate(stream(8, 400)):
+        assert ask(plain, prompt, output=n % 300) == ask(watched, prompt, output=n % 300)
+        order_of(watched).snapshot()
+    assert order_of(plain).snapshot() == order_of(watched).snapshot()
+    assert plain.counters.evicted == watched.counters.evicted > 0
 
 
 def test_a_node_trimmed_while_a_request_for_it_waits() -> None:
     cache = new(200)
     ask(cache, [1] * 50)
     ask(cache, [2] * 200)
-    ask(cache, [1] * 50 + [3] * 50)  # of two histories: 50 tokens that came back, and new ones
+    ask(cache, [1] * 50 + [3] * 50)  # of two histories: 50 tokens that returned, and new ones
     waiting = object()
     assert cache.match_prefix([1] * 50 + [3] * 50, waiting).matched_len == 100
     cache.evict(160)  # what is left of the other, the last part, and 10 tokens of the first
@@ -471,9 +510,9 @@ def test_requests_that_wait_while_others_evict(seed: int) -> None:
 
 
 def rankings(cache: RadixCache, *, finish: bool, at_once: int = 1) -> tuple[int, int]:
-    """How often a full cache ranks when requests end, and when victims are wanted."""
+    """How often a full cache ranks when requests end, and when victims are needed."""
     order = order_of(cache)
-    ended = wanted = 0
+    ended = asked = 0
     waiting: list[tuple[object, list[int]]] = []
     for n, prompt in enumerate(stream(3, 600)):
         waiting.append((object(), [*prompt, n]))
@@ -481,52 +520,52 @@ def rankings(cache: RadixCache, *, finish: bool, at_once: int = 1) -> tuple[int,
             continue
         for name, tokens in waiting:
             cache.match_prefix(tokens, name)
-            before = order._rank_at
+            before = order.rank_at
             cache.insert(tokens, request=name)  # evicts
-            wanted += order._full and order._rank_at != before
+            asked += order.intake.full and order.rank_at != before
         for name, tokens in waiting:
-            before = order._rank_at
+            before = order.rank_at
             if finish:
                 cache.finish(name, RequestInfo(output_tokens=len(tokens)))
-            ended += order._rank_at != before
-            if finish and order._full:
-                assert order._ghosts.tokens <= 2.0 * 300
-                assert not order._marked
+            ended += order.rank_at != before
+            if finish and order.intake.full:
+                assert order.intake.ghosts.tokens <= 2.0 * 300
+                assert not order.ranker.dirty
         waiting.clear()
-    return ended, wanted
+    return ended, asked
 
 
 def test_what_victims_need_is_done_when_requests_end() -> None:
-    ended, wanted = rankings(new(300, refresh=7, ghosts=2.0), finish=True)
+    ended, asked = rankings(new(300, refresh=7, ghosts=2.0), finish=True)
     assert ended > 80
-    assert wanted == 1  # the first of all
+    assert asked == 1  # the first of all
 
 
 def test_a_host_that_does_not_say_when_requests_end_has_fresh_rankings_too() -> None:
-    ended, wanted = rankings(new(300, refresh=7, ghosts=2.0), finish=False)
+    ended, asked = rankings(new(300, refresh=7, ghosts=2.0), finish=False)
     assert ended == 0
-    assert wanted > 80
+    assert asked > 80
 
 
 def test_rankings_do_not_wait_for_many_requests_to_end() -> None:
-    ended, wanted = rankings(new(300, refresh=7, ghosts=2.0), finish=True, at_once=40)
+    ended, asked = rankings(new(300, refresh=7, ghosts=2.0), finish=True, at_once=40)
     assert ended >= 10
-    assert wanted >= 28  # twice and more in each forty
+    assert asked >= 28  # twice and more in each forty
 
 
 @pytest.mark.parametrize("gap", [0.5, 8.0])
-def test_leaves_are_ranked_for_the_time_when_victims_are_wanted(gap: float) -> None:
+def test_leaves_are_ranked_for_the_time_when_victims_are_needed(gap: float) -> None:
     cache = new(2000)
     order = order_of(cache)
     ahead = set()
     for n in range(800):
         cache.clock.advance(n * gap)
-        before = order._rank_at
+        before = order.rank_at
         ask(cache, [n % 150, n] * 5)
-        if order._full and order._rank_at != before and n > 400:
-            after = order._rank_at - order._requests
+        if order.intake.full and order.rank_at != before and n > 400:
+            after = order.rank_at - order.intake.requests
             requests = min(0.35 * (1 + after), 3.0)
-            assert order._queues.now - order._now == pytest.approx(gap * requests, rel=0.01)
+            assert order.ranker.now - order.intake.now == pytest.approx(gap * requests, rel=0.01)
             ahead.add(after)
     assert max(ahead) > 8
 
@@ -539,7 +578,7 @@ def test_when_a_use_is_worked_off_changes_nothing(seed: int) -> None:
 
     def use(record: NodeRecord) -> None:
         order.use(record)
-        order._catch_up()
+        order.intake.catch_up()
 
     at_once._store.guard.use = use
     running: list[tuple[object, list[int]]] = []
@@ -548,7 +587,7 @@ def test_when_a_use_is_worked_off_changes_nothing(seed: int) -> None:
         running.append((object(), prompt))
         for cache in (later, at_once):
             cache.match_prefix(prompt, running[-1][0])
-        waited += bool(order_of(later)._used)
+        waited += bool(order_of(later).intake.pending)
         if draw.random() < 0.5:
             continue  # another one begins before this one goes on
         name, tokens = running.pop(draw.randrange(len(running)))
@@ -560,8 +599,7 @@ def test_when_a_use_is_worked_off_changes_nothing(seed: int) -> None:
         looked += len(victims[0])
     assert looked > 100
     assert waited > 100
-    assert order_of(later).curves() == order.curves()
-    assert order_of(later).against_lru() == order.against_lru()
+    assert order_of(later).snapshot() == order.snapshot()
 
 
 def test_uses_that_nothing_follows_are_worked_off() -> None:
@@ -569,9 +607,8 @@ def test_uses_that_nothing_follows_are_worked_off() -> None:
     ask(cache, [1, 2, 3])
     for _ in range(1000):
         cache.match_prefix([1, 2, 3])
-    order = order_of(cache)
-    assert len(order._used) <= 257
-    before = order._requests
-    order.curves()
-    assert not order._used
-    assert order._requests > before
+    intake = order_of(cache).intake
+    assert len(intake.pending) <= 257
+    before = intake.requests
+    assert order_of(cache).snapshot().requests > before
+    assert not intake.pending

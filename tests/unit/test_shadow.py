@@ -8,8 +8,8 @@ from collections import OrderedDict
 import pytest
 
 from costcache import Deployment, ModelSpec, RadixCache, RequestInfo, Settings
-from costcache.policies.hazard_order import Hazard
-from costcache.policies.shadow import ShadowLRU, Span
+from costcache.policies.hazard import Hazard
+from costcache.policies.hazard.shadow import ShadowLRU, Span
 from costcache.sim.engine import Simulator
 from costcache.sim.serving import ServingSettings, serve
 from costcache.sim.workloads import generate, workload_settings
@@ -42,25 +42,25 @@ def test_tells_what_lru_would_have_found(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_tells_what_lru_would_have_found_where_requests_hold_what_they_use(seed: int) -> None:
-    """Requests end in any order, and what they hold can go neither from LRU nor from the shadow."""
+def test_tells_what_lru_would_have_found_where_requests_pin_what_they_use(seed: int) -> None:
+    """Requests end in any order, and what they pin is evictable neither in LRU nor in the shadow."""
     draw = random.Random(seed)
     shadow = ShadowLRU()
     spans: dict[int, Span] = {}
     lru: OrderedDict[int, None] = OrderedDict()
     running: dict[int, None] = {}
-    wrong = gone = 0
+    wrong = missed = 0
     for _ in range(3000):
         number = int(draw.paretovariate(0.6))
-        held, by_lru = number in running, number in lru
+        locked, by_lru = number in running, number in lru
         lru[number] = running[number] = None
         lru.move_to_end(number)
         if len(lru) > 50:
             del lru[next(other for other in lru if other not in running)]
         before = shadow.lost
-        spans[number] = shadow.use(spans.get(number), 1, found=False, released=not held, held=held)
+        spans[number] = shadow.use(spans.get(number), 1, found=False, released=not locked, locked=locked)
         wrong += (shadow.lost > before) != (by_lru)
-        gone += not by_lru
+        missed += not by_lru
         shadow.end_request()
         shadow.end_span()
         shadow.fit(50)
@@ -68,18 +68,18 @@ def test_tells_what_lru_would_have_found_where_requests_hold_what_they_use(seed:
             ends = draw.choice(list(running))
             del running[ends]
             spans[ends] = shadow.release(spans[ends], 1)
-    assert gone > 300
-    assert wrong <= 0.02 * gone  # what is released after its time goes next, in an order of its own
+    assert missed > 300
+    assert wrong <= 0.02 * missed  # what is released after its time is evicted next, in an order of its own
 
 
-def test_a_span_that_is_gone_in_part_counts_in_part() -> None:
+def test_a_span_that_is_evicted_in_part_counts_in_part() -> None:
     shadow = ShadowLRU()
     first = shadow.release(shadow.use(None, 100, found=False), 100)
     shadow.end_span()
     shadow.use(None, 100, found=False)
     shadow.fit(140)
     shadow.use(first, 50, found=True)
-    assert (shadow.gained, shadow.lost) == (30, 0)  # 60 of the 100 are gone
+    assert (shadow.gained, shadow.lost) == (30, 0)  # 60 of the 100 have been evicted
 
 
 def test_what_is_worth_more_weighs_more() -> None:
@@ -87,9 +87,9 @@ def test_what_is_worth_more_weighs_more() -> None:
     for _ in range(20):  # more tokens are lost than gained, but those gained are worth more
         lost = shadow.release(shadow.use(None, 10, found=False), 10)
         shadow.use(lost, 10, found=False)
-        gone = Span()
-        gone.gone = True
-        shadow.use(gone, 5, found=True, value=4.0)
+        evicted = Span()
+        evicted.evicted = True
+        shadow.use(evicted, 5, found=True, value=4.0)
         shadow.end_request()
     assert shadow.lost > shadow.gained > 0
     assert not shadow.judge()
@@ -155,10 +155,10 @@ def test_a_change_made_to_fool_it_is_noticed() -> None:
         regime.serve(3000, returning=10, other=600)
     order = hazard.cache._store.guard.order
     assert isinstance(order, Hazard)
-    falls = order._shadow.falls
+    falls = order.snapshot().against_lru.falls
     delay = 0
     worst = 0.0
-    while order._shadow.falls == falls and delay < 3000:
+    while order.snapshot().against_lru.falls == falls and delay < 3000:
         found, by_lru = (regime.serve(50, returning=600, other=10) for regime in (hazard, lru))
         worst = min(worst, found - by_lru)
         delay += 50
@@ -181,6 +181,6 @@ def test_a_busy_server_is_no_reason_to_step_in() -> None:
     found = int(serve(trace, simulator.keys, store, simulator.prefill, server).matched.sum())
     point = trace.input_tokens.sum() / 100
     assert found > by_lru + 0.8 * point
-    gained, lost, falls = order.against_lru()
+    gained, lost, _, falls = order.snapshot().against_lru
     assert abs(gained - lost - (found - by_lru)) < 1.2 * point
     assert not falls

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costcache.policies.survival import ALL, BINS, LifeTable, age_bin, edges, index, survival
+from costcache.policies.hazard.bins import BINS, age_bin, edges
+from costcache.policies.hazard.life_table import ALL, LifeTable
+from costcache.policies.hazard.survival import gittins_index, survival
 
 LIVES = st.lists(st.tuples(st.integers(0, 11), st.booleans(), st.integers(1, 50)), max_size=40)
 SHARES = st.lists(st.floats(0.0, 1.0), min_size=3, max_size=9)
@@ -33,10 +35,10 @@ def test_bins_widen_by_the_root_of_two() -> None:
 def test_shares_are_those_of_kaplan_and_meier(
     lives: list[tuple[int, bool, int]], prior: float, weight: float
 ) -> None:
-    used, lost = np.zeros(12), np.zeros(12)
+    used, censored = np.zeros(12), np.zeros(12)
     for at, reused, tokens in lives:
-        (used if reused else lost)[at] += tokens
-    found = survival(used, lost, prior, weight)
+        (used if reused else censored)[at] += tokens
+    found = survival(used, censored, prior, weight)
     for k in range(12):
         at_risk = sum(
             tokens * (0.5 if at == k and not reused else 1.0) for at, reused, tokens in lives if at >= k
@@ -47,26 +49,26 @@ def test_shares_are_those_of_kaplan_and_meier(
             assert 0.0 <= found[k] <= 1.0 + 1e-12
 
 
-def test_without_losses_survival_is_what_is_left() -> None:
+def test_without_censoring_survival_is_what_is_left() -> None:
     used = np.array([1.0, 2.0, 3.0, 4.0])
     alive = np.cumprod(1.0 - survival(used, np.zeros(4), 0.0, 0.0))
     assert alive == pytest.approx([0.9, 0.7, 0.4, 0.0])
 
 
-def test_what_was_lost_from_sight_is_not_taken_for_unused() -> None:
-    """Half is lost in the first bin; of the rest, half is used in the second: so would the lost have been."""
+def test_what_was_censored_is_not_taken_for_unused() -> None:
+    """Half is censored in the first bin; of the rest, half is used in the second, as the others would be."""
     alive = np.cumprod(1.0 - survival(np.array([0.0, 2.0, 0.0]), np.array([4.0, 0.0, 2.0]), 0.0, 0.0))
     assert alive == pytest.approx([1.0, 0.5, 0.5])
 
 
 @given(SHARES)
-def test_the_index_is_the_best_of_all_waits(shares: list[float]) -> None:
+def test_the_index_is_the_best_of_all_horizons(shares: list[float]) -> None:
     bins = len(shares)
     starts = np.concatenate(([0.0], 2.0 ** np.arange(bins)))
     alive = [1.0]
     for share in shares:
         alive.append(alive[-1] * (1.0 - share))
-    found = index(np.array([shares]).T, starts)[:, 0]
+    found = gittins_index(np.array([shares]).T, starts)[:, 0]
     for a in range(bins):
         best = 0.0
         for b in range(a + 1, min(bins, a + 8) + 1):
@@ -78,17 +80,17 @@ def test_the_index_is_the_best_of_all_waits(shares: list[float]) -> None:
 
 
 @given(st.lists(st.floats(0.0, 0.9), min_size=44, max_size=44))
-def test_the_waits_that_are_left_out_cost_little(shares: list[float]) -> None:
+def test_the_horizons_that_are_left_out_cost_little(shares: list[float]) -> None:
     starts = edges()
     alive = np.concatenate(([1.0], np.cumprod(1.0 - np.array(shares)), np.zeros(20)))
     alive[45:] = alive[44]
     spent = np.concatenate(([0.0], np.cumsum((alive[1:] + alive[:-1]) / 2 * np.diff(starts))))
-    found = index(np.array([shares + [0.0] * 20]).T, starts)[:, 0]
+    found = gittins_index(np.array([shares + [0.0] * 20]).T, starts)[:, 0]
     for a in range(44):
         if alive[a] < 1e-3:
             break
         best = max((alive[a] - alive[b]) / (spent[b] - spent[a]) for b in range(a + 1, a + 17))
-        assert 0.65 * best - 1e-6 <= found[a]  # the next longer wait is at most √2 times as long
+        assert 0.65 * best - 1e-6 <= found[a]  # the next longer horizon is at most √2 times as long
         best = max((alive[a] - alive[b]) / (spent[b] - spent[a]) for b in range(a + 1, BINS + 1))
         assert found[a] <= best * (1 + 1e-6)
 
@@ -96,11 +98,11 @@ def test_the_waits_that_are_left_out_cost_little(shares: list[float]) -> None:
 def test_an_empty_table_is_lru() -> None:
     table = LifeTable([ALL], 5.0, 0.02)
     table.add_class(0)
-    worth = index(table.shares(np.zeros((BINS, 1)), 1e9), edges())[:-1, 0]
+    worth = gittins_index(table.shares(np.zeros((BINS, 1)), 1e9), edges())[:-1, 0]
     assert (np.diff(worth[1:-1]) < 0).all()
 
 
-def test_classes_are_drawn_to_their_family_and_leave_it_with_evidence() -> None:
+def test_classes_are_shrunk_to_their_family_and_leave_it_with_evidence() -> None:
     table = LifeTable([ALL, ALL], 5.0, 0.02)
     rich, poor, other = table.add_class(0), table.add_class(0), table.add_class(1)
     at = age_bin(10.0)
@@ -108,18 +110,18 @@ def test_classes_are_drawn_to_their_family_and_leave_it_with_evidence() -> None:
         for _ in (rich, other):
             table.interval(1)
         table.used[rich * BINS + at] += 1
-        table.lost[other * BINS + age_bin(100.0)] += 1
+        table.censored[other * BINS + age_bin(100.0)] += 1
     shares = table.shares(np.zeros((BINS, 3)), 1e9).T
     assert shares[rich, at] > 0.4  # smoothing spreads it over five bins
     assert shares[poor, at] > 0.4  # nothing was seen of it, but its family is known
     assert shares[other, at] < 0.02
     for _ in range(1000):
-        table.lost[poor * BINS + age_bin(100.0)] += 1
+        table.censored[poor * BINS + age_bin(100.0)] += 1
     assert table.shares(np.zeros((BINS, 3)), 1e9)[at, poor] < 0.05
 
 
 @pytest.mark.parametrize("scale", [0.0, 100.0])
-def test_a_family_is_drawn_to_the_one_that_it_is_most_like(scale: float) -> None:
+def test_a_family_is_shrunk_to_the_one_that_it_is_most_like(scale: float) -> None:
     """Of what is used for the ninth time nothing is known yet, but of the fifth, where most is used once."""
     at = age_bin(100.0)
     shares = []
@@ -131,9 +133,9 @@ def test_a_family_is_drawn_to_the_one_that_it_is_most_like(scale: float) -> None
             table.used[fifth * BINS + at] += 1
         for _ in range(50_000):
             table.interval(1)
-            table.lost[once * BINS + age_bin(1000.0)] += 1
+            table.censored[once * BINS + age_bin(1000.0)] += 1
         living = np.zeros((BINS, 3))
-        living[age_bin(20.0), ninth] = 1000.0  # none of it has come back, and none is older than that
+        living[age_bin(20.0), ninth] = 1000.0  # none of it has been used again, and none is older than that
         shares.append(table.shares(living, 1e9)[:, ninth])
     to_all, to_fifth = shares
     assert to_all[at - 2 : at + 3].max() < 0.2
@@ -171,6 +173,6 @@ def test_what_lives_counts_as_unused_so_far() -> None:
 def test_what_fades_weighs_less() -> None:
     table = LifeTable([ALL], 1.0, 0.02)
     table.add_class(0)
-    table.used[3] = table.lost[5] = 8.0
+    table.used[3] = table.censored[5] = 8.0
     table.fade(0.25)
-    assert (table.used[3], table.lost[5]) == (2.0, 2.0)
+    assert (table.used[3], table.censored[5]) == (2.0, 2.0)

@@ -15,10 +15,11 @@ from costcache import RadixCache, RequestInfo
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.model import ModelSpec
-from costcache.policies.hazard_order import Hazard
-from costcache.policies.outcomes import FAMILIES, Classes
-from costcache.policies.survival import BINS, LifeTable, age_bin
-from costcache.policies.tables import Tables, read_tables, tables_of
+from costcache.policies.hazard import Hazard
+from costcache.policies.hazard.bins import BINS, age_bin
+from costcache.policies.hazard.classes import FAMILIES, Classes
+from costcache.policies.hazard.life_table import LifeTable
+from costcache.policies.hazard.tables import Tables, read_tables, tables_of
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.explain import explain
@@ -83,20 +84,22 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     order = order_of(cache)
     path = saved(cache, tmp_path / "tables.json")
     table, classes, watched = started(path)
-    assert watched == order._now - order._began
-    assert (table.tokens, table.squares) == (order._table.tokens, order._table.squares)
-    of = {order._classes.label(number): number for number in range(len(order._classes))}
+    learned = order.snapshot()
+    assert watched == learned.watched == order.intake.now - order.intake.began
+    assert (table.tokens, table.squares) == (learned.tokens, learned.squares)
+    of = {each.name: number for number, each in enumerate(learned.classes)}
     assert len(classes) > 50
     for number in range(len(classes)):
         there = of[classes.label(number)]
-        here, before = slice(number * BINS, (number + 1) * BINS), slice(there * BINS, (there + 1) * BINS)
-        assert np.allclose(table.used[here], order._table.used[before], atol=0.06)
-        assert sum(table.lost[here]) >= sum(order._table.lost[before]) - 0.06 * BINS
-        assert table.kin(number) == order._table.kin(there)
-    # What waits is in it as not used yet: nothing that the runs hold is left out.
-    waiting = sum(order._queues.risk[run.slot] for run in order._queues.runs())
-    assert waiting > 0
-    assert sum(table.lost) == pytest.approx(sum(order._table.lost) + waiting, abs=1.0)
+        here, before = slice(number * BINS, (number + 1) * BINS), learned.classes[there]
+        assert np.allclose(table.used[here], before.used, atol=0.06)
+        assert sum(table.censored[here]) >= sum(before.censored) - 0.06 * BINS
+        assert table.kin(number) == order.learner.table.kin(there)
+    # Open intervals are in it as censored at their age: nothing that is at risk is left out.
+    open_ = sum(cohort.at_risk for cohort in learned.cohorts)
+    assert open_ > 0
+    censored = sum(sum(each.censored) for each in learned.classes)
+    assert sum(table.censored) == pytest.approx(censored + open_, abs=1.0)
     again = tmp_path / "again.json"
     again.write_text(read_tables(path).text())
     assert again.read_text() == path.read_text()
@@ -127,12 +130,12 @@ def test_every_kind_of_class_is_known_again() -> None:
         for reason in (None, "stop", "length")
         for priority in (0, 1, -1)
     ]
-    outcomes = [classes.outcome(info) for info in infos]
-    for outcome in outcomes:
+    endings = [classes.ending(info) for info in infos]
+    for ending in endings:
         for tokens in (5, 3_000, 9_000, 99_000):
-            classes.fresh(tokens, outcome)
-        for hits, interval in ((2, 0.0), (2, 1.5), (4, 100.0), (9, 7.0), (99, 1e9)):
-            classes.after(classes.reused(hits, interval), outcome)
+            classes.fresh(tokens, ending)
+        for uses, interval in ((2, 0.0), (2, 1.5), (4, 100.0), (9, 7.0), (99, 1e9)):
+            classes.after(classes.reused(uses, interval), ending)
     kinds = classes.kinds()
     assert [classes.number_of(kind) for kind in kinds] == list(range(len(classes)))
     other = Classes(LifeTable(FAMILIES, 5.0, 0.02))
@@ -209,10 +212,20 @@ def test_the_same_tables_give_the_same_victims(tmp_path: Path, caplog: pytest.Lo
     prompts = [[draw.randrange(12)] * 20 + [draw.randrange(1000)] * 30 for _ in range(300)]
     first, second = ([ask(cache, prompt, output_tokens=70) for prompt in prompts] for cache in caches)
     assert first == second
-    assert tables_of(order_of(caches[0])) == tables_of(order_of(caches[1]))
+    assert tables_of(order_of(caches[0]).snapshot()) == tables_of(order_of(caches[1]).snapshot())
     assert not caches[0]._store.guard.fallbacks
     caches[0].reset()  # starts from the file once more
     assert [ask(caches[0], prompt, output_tokens=70) for prompt in prompts] == first
+
+
+def test_a_file_is_parsed_once_for_all_caches_until_it_changes(tmp_path: Path) -> None:
+    path = saved(lived(requests=60), tmp_path / "tables.json")
+    tables = read_tables(path)
+    orders = [order_of(new(tables=str(path))) for _ in range(2)]
+    assert all(order.learner.tables is tables for order in orders)
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))  # of the same length
+    with pytest.raises(SettingsError, match="version is 2"):
+        new(tables=str(path))
 
 
 def test_the_command_line_saves_what_the_setting_loads(tmp_path: Path) -> None:
@@ -262,9 +275,9 @@ def test_a_malformed_file_is_refused_by_field(tmp_path: Path, change: Any, probl
     ("content", "problem"),
     [
         (None, "cannot be read"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "is list, not a JSON object"),
-        ("\xff", "is no JSON"),
+        ("\xff", "is not JSON"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, content: str | None, problem: str) -> None:

@@ -1,7 +1,7 @@
-"""What ``hazard`` has learned, as a file that another run starts from.
+"""Tables: what ``hazard`` has learned, as a file that another run starts from.
 
-A table holds, for each class, how much was used again and how much was lost from sight at each range of age.
-Classes are described by what makes them, not numbered, so that a file survives changes of their limits.
+A table holds, for each class, the tokens that were used again and those that were censored, by bin of age.
+Classes are described by their features, not numbered, so that a file survives changes of their limits.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 import json
 import logging
 import zlib
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from costcache.errors import SettingsError
-from costcache.policies.outcomes import Kind
-from costcache.policies.survival import BINS, age_bin
+from costcache.policies.hazard.bins import BINS, age_bin
+from costcache.policies.hazard.classes import Classes, Kind
+from costcache.policies.hazard.life_table import LifeTable
 from costcache.records import RequestInfo
 
 if TYPE_CHECKING:
-    from costcache.policies.hazard_order import Hazard
-    from costcache.policies.outcomes import Classes
-    from costcache.policies.survival import LifeTable
+    from collections.abc import Sequence
+
+    from costcache.policies.hazard.snapshot import Snapshot
 
 __all__ = ["ClassTable", "Ended", "Tables", "load_tables", "read_tables", "tables_of"]
 
@@ -33,7 +35,7 @@ Bins = Annotated[list[Amount], Field(max_length=BINS)]
 
 
 class Ended(BaseModel):
-    """How the last request ended that used a class.
+    """How the last request that used a class ended.
 
     Attributes:
         output_tokens: Least output length of the class.
@@ -53,12 +55,12 @@ class ClassTable(BaseModel):
 
     Attributes:
         name: The class in words, for people.
-        uses: How often its members were used, at least.
+        uses: Least number of uses of its members.
         interval: Mean time between their uses, of those used more than once.
         new_tokens: Of those used once, least tokens that their request brought.
         ended: How the last request ended; None where that did not count.
-        used: Tokens that were used again, by bin of age; bins behind the last one are 0.
-        lost: Tokens that were seen unused up to an age, and no longer; likewise.
+        used: Tokens that were used again, by bin of age; further bins are 0.
+        lost: Tokens that were last seen unused at an age (censored), likewise.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,7 +74,7 @@ class ClassTable(BaseModel):
     lost: Bins
 
     def kind(self, factor: float) -> Kind:
-        """What makes the class, its interval times a factor."""
+        """Features of the class, its interval times a factor."""
         ended = self.ended
         return Kind(
             uses=self.uses,
@@ -89,11 +91,11 @@ class ClassTable(BaseModel):
 class Tables(BaseModel):
     """A file of tables.
 
-    Bins of age are those of :mod:`costcache.policies.survival`: the first ends at 1/64 of the clock's unit,
-    each further one is √2 times as wide as the one before it.
+    Bins of age are those of :mod:`costcache.policies.hazard.bins`: the first ends at 1/64 of the clock's
+    unit, each further one is √2 times as wide as the one before it.
 
     Attributes:
-        format: What kind of file it is.
+        format: Kind of file.
         version: Version of the format.
         clock: Unit of ages and intervals.
         watched: Time over which it was learned.
@@ -115,11 +117,11 @@ class Tables(BaseModel):
     classes: list[ClassTable]
 
     def start(self, table: LifeTable, classes: Classes, clock: Literal["seconds", "requests"]) -> float:
-        """Add what is known to a life table.
+        """Add the counts to a life table.
 
         Args:
             table: The life table.
-            classes: Its classes; those that it does not have are made, in the order of the file.
+            classes: Its classes; missing ones are added, in the order of the file.
             clock: The clock of the run that begins. Where it is another one, ages are converted by the mean
                 time between requests; where that is not known, nothing is added.
 
@@ -139,7 +141,7 @@ class Tables(BaseModel):
         shift = age_bin(factor) - age_bin(1.0)
         for each in self.classes:
             row = classes.number_of(each.kind(factor)) * BINS
-            for target, amounts in ((table.used, each.used), (table.lost, each.lost)):
+            for target, amounts in ((table.used, each.used), (table.censored, each.lost)):
                 for at, amount in enumerate(amounts):
                     target[row + min(max(at + shift, 0), BINS - 1)] += amount
         table.tokens += self.tokens
@@ -157,33 +159,41 @@ def read_tables(path: Path) -> Tables:
     """Read a file of tables.
 
     Raises:
-        SettingsError: It cannot be read, is no JSON, or a field is wrong: names the file, the field and its
-            value.
+        SettingsError: If the file cannot be read, is not JSON, or a field is wrong: names the file, the field
+            and its value.
     """
-    remedy = "write it anew with 'costcache explain TRACE --save-tables FILE'"
     try:
-        values = json.loads(path.read_bytes())
+        return _parsed(path.read_bytes())
     except OSError as error:
-        raise SettingsError(f"tables {path}: cannot be read: {error.strerror}; {remedy}") from None
+        problem = f"cannot be read: {error.strerror}"
+    except SettingsError as error:
+        problem = str(error)
+    raise SettingsError(
+        f"tables {path}: {problem}; write it anew with 'costcache explain TRACE --save-tables FILE'"
+    )
+
+
+@lru_cache(maxsize=4)  # settings are validated for each order that is made
+def _parsed(content: bytes) -> Tables:
+    try:
+        values = json.loads(content)
     except ValueError as error:  # of JSON, or of the text's encoding
-        raise SettingsError(f"tables {path}: is no JSON: {error}; {remedy}") from None
+        raise SettingsError(f"is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise SettingsError(f"tables {path}: is {type(values).__name__}, not a JSON object; {remedy}")
+        raise SettingsError(f"is {type(values).__name__}, not a JSON object")
     if values.get("version", 1) != 1:
-        raise SettingsError(
-            f"tables {path}: version is {values['version']!r}, this release reads 1; {remedy}"
-        )
+        raise SettingsError(f"version is {values['version']!r}, this release reads 1")
     try:
         return Tables.model_validate(values)
     except ValidationError as error:
-        raise SettingsError(f"tables {path}: {_problem(error.errors()[0])}; {remedy}") from None
+        raise SettingsError(_problem(error.errors()[0])) from None
 
 
 def load_tables(path: Path) -> Tables:
     """Read a file of tables to start from, and log its checksum: all ranks must log the same.
 
     Raises:
-        SettingsError: As :func:`read_tables`.
+        SettingsError: As for :func:`read_tables`.
     """
     tables = read_tables(path)
     checksum = zlib.crc32(tables.text().encode())
@@ -200,23 +210,18 @@ def _problem(item: Any) -> str:
     return f"field {field!r} is {item['input']!r}: {item['msg'][:1].lower()}{item['msg'][1:]}"
 
 
-def tables_of(order: Hazard) -> Tables:
-    """What an order has learned up to now. What waits for its next use is in it as not used yet."""
-    table, now = order._table, order._now
-    used, lost = list(table.used), list(table.lost)
-    queues = order._queues
-    for run in queues.runs():
-        at = age_bin(now - (queues.first[run.slot] + queues.last[run.slot]) / 2)
-        lost[run.group // order._depths * BINS + at] += queues.risk[run.slot]
+def tables_of(snapshot: Snapshot) -> Tables:
+    """Tables of what an order has learned up to now, open intervals censored at their age."""
     classes = []
-    for number, kind in enumerate(order._classes.kinds()):
-        row = slice(number * BINS, (number + 1) * BINS)
-        if not any(used[row]) and not any(lost[row]):
+    for each in snapshot.classes:
+        kind = each.kind
+        lost = [censored + open_ for censored, open_ in zip(each.censored, each.at_risk, strict=True)]
+        if kind is None or not (any(each.used) or any(lost)):
             continue
         ended = kind.ended
         classes.append(
             ClassTable(
-                name=order._classes.label(number),
+                name=each.name,
                 uses=kind.uses,
                 interval=kind.interval,
                 new_tokens=kind.new_tokens,
@@ -227,22 +232,22 @@ def tables_of(order: Hazard) -> Tables:
                     finish_reason=ended.finish_reason,
                     priority=ended.priority,
                 ),
-                used=_short(used[row]),
-                lost=_short(lost[row]),
+                used=_short(each.used),
+                lost=_short(lost),
             )
         )
-    watched, clock = max(0.0, order.time_watched), order._clock or "requests"
+    clock = snapshot.clock or "requests"
     return Tables(
         clock=clock,
-        watched=watched,
-        seconds_per_request=(order.gap or None) if clock == "seconds" else None,
-        tokens=table.tokens,
-        squares=table.squares,
+        watched=max(0.0, snapshot.watched),
+        seconds_per_request=(snapshot.gap or None) if clock == "seconds" else None,
+        tokens=snapshot.tokens,
+        squares=snapshot.squares,
         classes=classes,
     )
 
 
-def _short(amounts: list[float]) -> list[float]:
-    """Without the zeros at the end; a fraction of a token tells nothing."""
+def _short(amounts: Sequence[float]) -> list[float]:
+    """Amounts without the zeros at the end, rounded: a fraction of a token tells nothing."""
     last = max((at for at, amount in enumerate(amounts) if amount), default=-1)
     return [round(amount, 1) for amount in amounts[: last + 1]]

@@ -1,4 +1,4 @@
-"""What LRU would have found: a comparison that a policy carries along, to step back where it is behind."""
+"""Shadow LRU: the hits LRU would have had, so that a policy can step back where it is behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 __all__ = ["ShadowLRU", "Span"]
 
 _DECAY = 0.8
-"""What a verdict leaves of the evidence to the next one."""
+"""Share of the evidence that a verdict leaves to the next one."""
 _SURE = 1.0
 """Standard deviations by which a policy must be behind."""
 _PAUSE = 8
@@ -20,26 +20,26 @@ class Span:
     """Tokens that were last used in one stretch of time.
 
     Attributes:
-        tokens: How many of them may go: those that no running request holds.
-        gone: LRU would have evicted these by now.
+        tokens: Number of those that may be evicted, since no running request locks them.
+        evicted: Whether LRU would have evicted these by now.
     """
 
-    __slots__ = ("gone", "tokens")
+    __slots__ = ("evicted", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.gone = False
+        self.evicted = False
 
 
 class ShadowLRU:
     """An LRU cache of the same size that sees the same uses, without its contents.
 
-    LRU holds what was used last, as much as fits. So it is enough to know of everything in which span of
-    time it was used last, what was evicted included: spans go from the old end while more tokens than
-    fit were used later. Each use then tells whether LRU would have had it. Spans are a few requests wide.
+    LRU keeps what was used last, as much as fits. So it is enough to know of all tokens in which span of time
+    they were used last, evicted ones included: spans are evicted from the old end while more tokens than fit
+    were used later. Each use then tells whether LRU would have had it. Spans are a few requests wide.
 
-    What running requests hold cannot go from either cache, and takes room in both. When the last of them
-    has ended it is released, and is as old as its last use.
+    Tokens pinned by running requests are unevictable in both caches and take room in both. When the last of
+    the requests has ended they are released, and are as old as their last use.
 
     The verdict is on the difference in hits, request by request since those of one request are not
     independent: a policy is behind where the sum is negative by more than its own noise.
@@ -49,8 +49,8 @@ class ShadowLRU:
         falls: How often that became so.
         gained: Tokens found that LRU would not have found, since the start.
         lost: Tokens that LRU would have found, and the policy did not, since the start.
-        newest: The span that takes what is used now.
-        oldest: The one of which LRU evicts next; a part of it may have gone already.
+        newest: The span of what is used now.
+        oldest: The span that LRU evicts from next; a part of it may have been evicted already.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class ShadowLRU:
         self.lost = 0
         self._room = math.inf
         self._spans: deque[Span] = deque()
-        self._held = 0
+        self._cached = 0  # tokens, pinned ones included
         self.newest = self.oldest = Span()
         self._spans.append(self.newest)
         self._request = 0.0  # difference of the request under way
@@ -77,30 +77,30 @@ class ShadowLRU:
         value: float = 1.0,
         *,
         released: bool = True,
-        held: bool = False,
+        locked: bool = False,
     ) -> Span:
-        """Tokens are used, or new where ``span`` is None; returns where they belong now, locked.
+        """Use tokens, or add new ones where ``span`` is None; returns their span from now on, locked.
 
         Args:
-            span: Where they belonged.
-            tokens: How many.
+            span: Their span up to now.
+            tokens: Number of tokens.
             found: They were in the cache.
-            value: What a hit of one token is worth to the verdict.
+            value: Worth of a hit of one token to the verdict.
             released: They have been released since their last use.
-            held: A running request holds them, so that LRU has them too.
+            locked: A running request pins them, so that LRU has them too.
         """
         if span is not None and not released:
             span = self.release(span, tokens)
         if span is None:
-            self._held += tokens
-        elif span.gone:
-            self._held += tokens
-            if found and not held:
+            self._cached += tokens
+        elif span.evicted:
+            self._cached += tokens
+            if found and not locked:
                 self.gained += tokens
                 self._request += tokens * value
         else:
             kept = tokens
-            if span is self.oldest and not held and (excess := self._held - self._room) > 0:
+            if span is self.oldest and not locked and (excess := self._cached - self._room) > 0:
                 kept -= int(tokens * min(1.0, excess / span.tokens))  # LRU would have evicted a part of it
             span.tokens -= tokens
             if not found:
@@ -112,44 +112,44 @@ class ShadowLRU:
         return self.newest
 
     def release(self, span: Span, tokens: int) -> Span:
-        """The last request that held tokens has ended: they may go. Returns where they belong now."""
-        if span.gone:
-            span = self.oldest  # they are older than all that may go
+        """Unpin tokens when the last request that uses them has ended; returns their span from now on."""
+        if span.evicted:
+            span = self.oldest  # they are older than everything evictable
         span.tokens += tokens
         return span
 
     def forget(self, span: Span, tokens: int, *, released: bool = True) -> None:
-        """Tokens are no longer known of; ``released`` as in :meth:`use`."""
+        """Forget tokens; ``released`` as in :meth:`use`."""
         if not released:
             span = self.release(span, tokens)
-        if not span.gone:
+        if not span.evicted:
             span.tokens -= tokens
-            self._held -= tokens
+            self._cached -= tokens
 
     def fit(self, room: float) -> None:
         """Evict what does not fit into so many tokens."""
         self._room = room
         spans = self._spans
-        while len(spans) > 1 and self._held - spans[0].tokens >= room:
+        while len(spans) > 1 and self._cached - spans[0].tokens >= room:
             span = spans.popleft()
-            span.gone = True
-            self._held -= span.tokens
+            span.evicted = True
+            self._cached -= span.tokens
             self.oldest = spans[0]
 
     def end_request(self) -> None:
-        """What comes now is another request's."""
+        """Close the account of a request: what follows is another one's."""
         if self._request:
             self._sum += self._request
             self._squares += self._request * self._request
             self._request = 0.0
 
     def end_span(self) -> None:
-        """What is used from now on is in a new span."""
+        """Begin a new span for what is used from now on."""
         self.newest = Span()
         self._spans.append(self.newest)
 
     def judge(self) -> bool:
-        """Look at the evidence; returns whether the verdict has changed."""
+        """Weigh the evidence; returns whether the verdict has changed."""
         self._sum *= _DECAY
         self._squares *= _DECAY
         if self.behind:

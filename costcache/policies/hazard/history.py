@@ -1,0 +1,136 @@
+"""Histories of tokens: pieces of nodes, cohorts of pieces, and the nodes themselves.
+
+A node that returns after an eviction is new to the tree, and often longer than it was. Tokens that had been
+cached before get their history back, new ones start without any. So one node may hold pieces of several
+histories, as if it were several nodes in a row.
+"""
+
+from __future__ import annotations
+
+from costcache.policies.hazard.shadow import Span
+from costcache.records import NodeRecord
+
+__all__ = ["Cohort", "Piece", "Tracked", "join", "split_at"]
+
+
+class Piece:
+    """Tokens of a node that have one history, cached or remembered.
+
+    Attributes:
+        start: First token of the prefix that it covers.
+        tokens: Number of tokens.
+        uses: Uses, those before an eviction included.
+        first_use: Time of the first use.
+        last_use: Time of the last use.
+        group: Number of its class, as far as it is known before the request that used it has ended.
+        cohort: Where its open reuse interval counts; None until the request has ended.
+        span: Time of its last use in the comparison with LRU.
+        locked: Whether requests that used it are still running, as far as is known.
+    """
+
+    __slots__ = ("cohort", "first_use", "group", "last_use", "locked", "span", "start", "tokens", "uses")
+
+    def __init__(self, start: int, tokens: int, now: float, group: int) -> None:
+        self.start = start
+        self.tokens = tokens
+        self.uses = 1
+        self.first_use = self.last_use = now
+        self.group = group
+        self.cohort: Cohort | None = None
+        self.span: Span | None = None
+        self.locked = True
+
+    @property
+    def end(self) -> int:
+        """Tokens of the prefix that ends with the piece."""
+        return self.start + self.tokens
+
+    def cut(self, at: int) -> Piece:
+        """Keep the tokens before ``at``; return the rest, with the same history."""
+        rest = Piece(at, self.start + self.tokens - at, self.last_use, self.group)
+        rest.uses, rest.first_use, rest.cohort, rest.span = self.uses, self.first_use, self.cohort, self.span
+        rest.locked = self.locked
+        self.tokens = at - self.start
+        return rest
+
+
+class Cohort:
+    """Pieces of one class and depth that were last used at about the same time.
+
+    Attributes:
+        stratum: Their class and depth, see :class:`costcache.policies.hazard.worth.Worth`.
+        slot: Its row in the columns of :class:`costcache.policies.hazard.cohorts.Cohorts`, until it merges
+            into another.
+        heap: Leaves that may be evicted: ``(recency, stamp, node)``, the least recent on top.
+        into: The cohort that it has merged into.
+    """
+
+    __slots__ = ("heap", "into", "slot", "stratum")
+
+    def __init__(self, stratum: int, slot: int) -> None:
+        self.stratum = stratum
+        self.slot = slot
+        self.heap: list[tuple[int, int, Tracked]] = []
+        self.into: Cohort | None = None
+
+    def whole(self) -> Cohort:
+        """The cohort that it is part of by now: itself, until it merges."""
+        cohort = self
+        while cohort.into is not None:
+            cohort = cohort.into
+        if cohort is not self:
+            self.into = cohort  # the next call finds it at once
+        return cohort
+
+
+class Tracked:
+    """History of one node of the cache.
+
+    Attributes:
+        record: The node's record.
+        stamp: Stamp of its heap entry; 0 while it has none. Entries with another stamp are stale.
+        name: ``record.prefix_hash()``, once it has been worked out; the node's first page does not change.
+        pieces: Its tokens, from front to back. The last piece may include tokens that have been trimmed off.
+        trimmed: Pieces that were trimmed off after those, from front to back.
+        pinned_until: Count of requests up to which it stays, since a waiting request needs it.
+        dirty: Whether it is on the ranker's list of nodes whose rank is out of date.
+    """
+
+    __slots__ = ("dirty", "name", "pieces", "pinned_until", "record", "stamp", "trimmed")
+
+    def __init__(self, record: NodeRecord, pieces: list[Piece], trimmed: list[Piece]) -> None:
+        self.record = record
+        self.stamp = 0
+        self.name: int | None = None
+        self.pieces = pieces
+        self.trimmed = trimmed
+        self.pinned_until = 0
+        self.dirty = False
+
+
+def join(pieces: list[Piece]) -> list[Piece]:
+    """Join neighbours of one class and cohort; the result has the history of the last."""
+    kept = [pieces[0]]
+    for piece in pieces[1:]:
+        last = kept[-1]
+        same = piece.group == last.group and piece.cohort is last.cohort
+        if same and piece.span is last.span and piece.locked == last.locked:
+            last.tokens += piece.tokens
+            last.uses, last.first_use = piece.uses, piece.first_use
+        else:
+            kept.append(piece)
+    return kept
+
+
+def split_at(pieces: list[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
+    """Pieces before token ``at``, and pieces from there on; one that covers it is cut."""
+    front: list[Piece] = []
+    back: list[Piece] = []
+    for piece in pieces:
+        if piece.start >= at:
+            back.append(piece)
+        else:
+            front.append(piece)
+            if piece.end > at:
+                back.append(piece.cut(at))
+    return front, back

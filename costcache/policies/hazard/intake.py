@@ -1,0 +1,244 @@
+"""Takes in what happens in the cache: keeps the history of each node, and tells the learner of each use.
+
+What is new in the cache but had been cached before gets its history back from the ghosts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from costcache.policies.ghosts import Ghosts
+from costcache.policies.hazard.history import Piece, Tracked, join, split_at
+from costcache.policies.hazard.learner import Learner
+from costcache.policies.hazard.ranker import Ranker
+from costcache.records import NodeRecord, RequestInfo, RequestRecord
+
+__all__ = ["Intake"]
+
+_TRIMMED = 8
+"""Pieces trimmed off a node that are remembered with it."""
+_SLACK = 0.05
+"""Share of the room for ghosts that may be exceeded until a request ends."""
+
+
+class Intake:
+    """Histories of the nodes of one cache, and of evicted ones.
+
+    A match is on the path to the first token of a request, so a use is only noted in ``pending``; its work
+    is done by :meth:`catch_up` before anything else happens.
+
+    Attributes:
+        pending: Uses that were noted: the node, the time, the tokens from and up to which it reached, and
+            its locks.
+        ghosts: Pieces of evicted nodes.
+        now: The latest time of a use.
+        began: The time of the first use.
+        clock: Unit of the time; None until a request has ended.
+        requests: Requests so far.
+        nodes: Nodes in the cache.
+        resident: Tokens in the cache.
+        full: Whether the cache has ever asked for a victim.
+    """
+
+    def __init__(self, learner: Learner, ranker: Ranker, ghost_tokens: float) -> None:
+        """Start with an empty cache.
+
+        Args:
+            learner: Learns from the uses.
+            ranker: Ranks the nodes that change.
+            ghost_tokens: Evicted tokens to remember.
+        """
+        self.pending: list[tuple[Tracked, float, int, int, int]] = []
+        self.ghosts: Ghosts[list[Piece]] = Ghosts(ghost_tokens, self._censor, slack=_SLACK)
+        self.now = self.began = 0.0
+        self.clock: Literal["requests", "seconds"] | None = None
+        self.requests = 0
+        self.nodes = 0
+        self.resident = 0
+        self.full = False
+        self._learner = learner
+        self._ranker = ranker
+        self._dirty = ranker.dirty
+
+    @property
+    def watched(self) -> float:
+        """Time since the first interval began, and that of the tables that it started from."""
+        return self.now - self.began + self._learner.watched_before
+
+    @property
+    def gap(self) -> float:
+        """Mean time between requests, without those of the tables."""
+        return (self.now - self.began) / max(1, self.requests)
+
+    def insert(self, record: NodeRecord) -> None:
+        """Track a new node, of which parts may have been cached before."""
+        if self.pending:
+            self.catch_up()
+        if not self.nodes and not self.requests:
+            self.began = record.last_use
+        learner, ghosts = self._learner, self.ghosts
+        now, at, tokens = record.last_use, record.depth, record.tokens
+        if now > self.now:
+            self.now = now
+        else:
+            now = self.now
+        end = at + tokens
+        known: list[Piece] = []
+        if at:
+            # What follows a trimmed node is, except in rare cases, what was trimmed off it.
+            parent = record.parent
+            before: Tracked | None = None if parent is None else parent.data
+            if parent is not None and before is not None and parent.live_children == 1:
+                last = before.pieces[-1]
+                if last.end > at:
+                    # Trimmed while the request waited, which had used it whole: it was not touched again.
+                    self._cut_off(before, [last.cut(at)])
+                if before.trimmed and before.trimmed[0].start == at:
+                    known, before.trimmed = before.trimmed, []
+        else:
+            self.requests += 1
+            learner.shadow.end_request()
+        self.resident += tokens
+        pieces: list[Piece] = []
+        trimmed: list[Piece] = []
+        name: int | None = None
+        while at < end:
+            if not known and ghosts.tokens:
+                named = record.prefix_hash(at - record.depth)
+                if at == record.depth:
+                    name = named
+                known = ghosts.take(named) or []
+            if not known:
+                piece = Piece(at, end - at, now, learner.classes.open)
+                piece.span = learner.shadow.use(None, end - at, found=False)
+                pieces.append(piece)
+                break
+            known, beyond = split_at(known, end)
+            for piece in known:
+                learner.end(piece, now, 0, found=False)
+            pieces += known
+            at = known[-1].end
+            trimmed, known = beyond, []
+        tracked = record.data = Tracked(record, pieces if len(pieces) < 2 else join(pieces), trimmed)
+        tracked.name = name
+        self.nodes += 1
+        if self.full:
+            learner.shadow.fit(self.resident)  # LRU would have had to make the same room
+        self._dirty.append(tracked)
+        tracked.dirty = True
+
+    def catch_up(self) -> None:
+        """Do the work of the uses noted up to now; it comes before anything else that happens."""
+        learner, dirty = self._learner, self._dirty
+        for tracked, now, depth, end, locks in self.pending:
+            if now > self.now:  # noqa: PLR1730 # max is a call
+                self.now = now
+            if not depth:
+                self.requests += 1
+                learner.shadow.end_request()
+            pieces = tracked.pieces
+            last = pieces[-1]
+            if last.start + last.tokens > end:
+                self._cut_off(tracked, [last.cut(end)])
+            for piece in pieces:
+                learner.end(piece, now, locks)
+            if last is not pieces[0]:
+                tracked.pieces = join(pieces)
+            tracked.pinned_until = 0
+            if not tracked.dirty and not tracked.record.live_children:
+                tracked.dirty = True
+                dirty.append(tracked)
+        self.pending.clear()
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        """Give both parts of a split node their share of its history."""
+        if self.pending:
+            self.catch_up()
+        known: Tracked = tail.data
+        front, known.pieces = split_at(known.pieces, tail.depth)
+        tracked = prefix.data = Tracked(prefix, front, [])
+        tracked.name, known.name = known.name, None
+        tracked.pinned_until = known.pinned_until
+        self.nodes += 1
+
+    def trim(self, record: NodeRecord, tokens: int) -> None:
+        """Remember the last ``tokens`` tokens of a node, which were evicted, with what is left of it."""
+        if self.pending:
+            self.catch_up()
+        self.resident -= tokens
+        tracked: Tracked = record.data
+        pieces, end = tracked.pieces, record.depth + record.tokens
+        if pieces[-1].start >= end:  # another piece is the last one now
+            tracked.pieces, off = split_at(pieces, end)
+            self._cut_off(tracked, off)
+            self._ranker.mark_dirty(tracked)
+
+    def _cut_off(self, tracked: Tracked, pieces: list[Piece]) -> None:
+        tracked.trimmed[:0] = pieces
+        if len(tracked.trimmed) > _TRIMMED:
+            self._censor(tracked.trimmed[_TRIMMED:])
+            del tracked.trimmed[_TRIMMED:]
+
+    def remove(self, record: NodeRecord) -> None:
+        """Remember an evicted node as a ghost, if the cache can name it."""
+        if self.pending:
+            self.catch_up()
+        tracked: Tracked = record.data
+        record.data = None
+        tracked.stamp = 0
+        self.nodes -= 1
+        self.resident -= record.tokens
+        pieces = tracked.pieces + tracked.trimmed
+        name = tracked.name
+        if name is None:
+            name = record.prefix_hash()
+        if name is None:
+            self._censor(pieces)
+        else:
+            last = pieces[-1]
+            self.ghosts.keep(name, last.start + last.tokens - pieces[0].start, pieces)
+
+    def _censor(self, pieces: list[Piece]) -> None:
+        self._learner.censor(pieces, self.now)
+
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        """Class the intervals that a request began, by how it ended, and let them count."""
+        if self.pending:
+            self.catch_up()
+        self.clock = "seconds" if request.in_seconds else "requests"
+        learner, now = self._learner, self.now
+        number, classes = request.number, learner.classes
+        open_class = classes.open
+        made = 0
+        record = request.end
+        while record is not None and record.creator == number and record.data is not None:
+            last = record.data.pieces[-1]
+            if last.group == open_class:
+                made += last.tokens
+            record = record.parent
+        ending = classes.ending(info)
+        record = request.end
+        while record is not None:
+            tracked: Tracked | None = record.data
+            if tracked is None:
+                break  # the root, or an end that has been evicted
+            moved = False
+            free = not record.locks
+            for piece in tracked.pieces:
+                group = piece.group
+                if free and piece.locked:
+                    learner.release(piece)
+                if group == open_class:
+                    if record.creator != number:
+                        continue  # its own request is still running
+                    learner.withdraw(piece)
+                    piece.group = group = classes.fresh(made, ending)
+                elif piece.cohort is None:
+                    group = classes.after(group, ending)
+                else:
+                    continue
+                learner.begin(piece, group, now)
+                moved = True
+            if moved and tracked.stamp:
+                self._ranker.mark_dirty(tracked)
+            record = record.parent

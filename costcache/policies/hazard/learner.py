@@ -1,0 +1,193 @@
+"""Learns how long tokens of each class wait for their next use.
+
+A *reuse interval* begins with a use of tokens, and ends with the next one. It may end while the tokens are
+cached or after they were evicted, as long as they are remembered; tokens that are forgotten are *censored*:
+that they were not used up to then is all that is known.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Literal
+
+from costcache.policies.hazard.bins import BINS, ENDS, age_bin, bincount_2d, edges
+from costcache.policies.hazard.classes import FAMILIES, SPANS, Classes
+from costcache.policies.hazard.cohorts import Cohorts
+from costcache.policies.hazard.depths import Depths
+from costcache.policies.hazard.history import Piece
+from costcache.policies.hazard.life_table import Estimate, LifeTable
+from costcache.policies.hazard.shadow import ShadowLRU
+from costcache.policies.hazard.tables import Tables
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Learner"]
+
+_SHARE = 0.02
+"""Share of uses that are followed by another in each bin of age, before anything is seen."""
+_DOUBT = 0.25
+"""Share of what was learned that is kept when it turned out to be worse than LRU."""
+
+
+class Learner:
+    """Closed intervals by class and age, open ones in cohorts, and what LRU would have found.
+
+    Attributes:
+        table: Intervals that ended, and those that were censored.
+        classes: The classes.
+        cohorts: Intervals that are open.
+        shadow: LRU of the same size, which sees the same uses.
+        depths: Ranges of depth that are told apart.
+        estimated: The last estimate; None before the first one.
+        tables: Tables of another run to start from; None where there are none, or they have been added.
+        watched_before: Time over which the tables were learned that it started from.
+    """
+
+    def __init__(self, depths: Depths, strength: float, memory: float, tables: Tables | None = None) -> None:
+        """Start as LRU.
+
+        Args:
+            depths: Ranges of depth to tell apart.
+            strength: Intervals of mean size that outweigh what is expected of similar classes.
+            memory: Share of what was learned that an estimate leaves to the next one.
+            tables: Tables of another run to start from.
+        """
+        self.table = LifeTable(FAMILIES, strength, _SHARE)
+        self.classes = Classes(self.table)
+        self.cohorts = Cohorts()
+        self.shadow = ShadowLRU()
+        self.depths = depths
+        self.estimated: Estimate | None = None
+        self.tables = tables
+        self.watched_before = 0.0
+        self._memory = memory
+        # Read for each use: one look-up instead of two.
+        self._depths = depths.count
+        self._by_uses = self.classes.by_uses
+        self._at_risk, self._first, self._last = self.cohorts.at_risk, self.cohorts.first, self.cohorts.last
+
+    # -- intervals ---------------------------------------------------------------------------
+
+    def end(self, piece: Piece, now: float, locks: int, *, found: bool = True) -> None:
+        """End a piece's interval with a use. The next one gets its class when the request ends.
+
+        Args:
+            piece: The piece.
+            now: Time of the use.
+            locks: Locks on its node by requests that are running.
+            found: Whether it was in the cache.
+        """
+        tokens, cohort, span, shadow = piece.tokens, piece.cohort, piece.span, self.shadow
+        if found and not piece.locked and span is not None and not span.evicted and span is not shadow.oldest:
+            span.tokens -= tokens  # LRU has it too: the usual case of shadow.use
+            piece.span = shadow.newest
+        else:
+            value = 1.0 if self._depths == 1 else self.depths.factors[self._depth(piece)]
+            released = not piece.locked
+            piece.span = shadow.use(span, tokens, found, value, released=released, locked=locks > 0)
+        piece.locked = True
+        if cohort is None:  # the request before this one has not ended
+            group = piece.group
+        else:
+            if cohort.into is not None:
+                cohort = cohort.whole()
+            group = cohort.stratum if self._depths == 1 else cohort.stratum // self._depths
+            self._at_risk[cohort.slot] -= tokens
+            piece.cohort = None
+        self.table.used[group * BINS + bisect_right(ENDS, now - piece.last_use)] += tokens
+        uses = piece.uses
+        piece.uses = uses + 1
+        piece.last_use = now
+        interval = (now - piece.first_use) / uses
+        number = self._by_uses[uses.bit_length()][bisect_right(SPANS, interval)]
+        piece.group = number if number >= 0 else self.classes.reused(uses + 1, interval)
+
+    def begin(self, piece: Piece, group: int, now: float) -> None:
+        """Count the interval since a piece's last use for a class from now on.
+
+        Its age is that since the use, as for LRU, not since the request ended, which may take minutes. So an
+        interval may be of any age when it begins to count, and cohorts are told apart by it.
+        """
+        cohorts, tokens, table = self.cohorts, piece.tokens, self.table
+        stratum = group if self._depths == 1 else group * self._depths + self._depth(piece)
+        last_use = piece.last_use
+        key: int | tuple[int, int] = stratum if last_use == now else (stratum, age_bin(now - last_use))
+        cohort = cohorts.current.get(key)
+        if cohort is None:
+            cohort = cohorts.current[key] = cohorts.begin(stratum, last_use)
+        piece.cohort, slot = cohort, cohort.slot
+        if last_use > self._last[slot]:
+            self._last[slot] = last_use
+        elif last_use < self._first[slot]:
+            self._first[slot] = last_use
+        self._at_risk[slot] += tokens
+        table.tokens += tokens
+        table.squares += tokens * tokens
+
+    def withdraw(self, piece: Piece) -> None:
+        """Take an open interval back, which began to count before its request had ended."""
+        if piece.cohort is not None:
+            self._at_risk[piece.cohort.whole().slot] -= piece.tokens
+
+    def release(self, piece: Piece) -> None:
+        """Unlock a piece: no running request uses it any more, and LRU could evict it from now on."""
+        piece.locked = False
+        span = piece.span
+        if span is not None:
+            if span.evicted:
+                piece.span = self.shadow.release(span, piece.tokens)
+            else:  # the usual case of shadow.release
+                span.tokens += piece.tokens
+
+    def censor(self, pieces: list[Piece], now: float) -> None:
+        """Forget pieces, whose intervals are censored."""
+        for piece in pieces:
+            if piece.span is not None:
+                self.shadow.forget(piece.span, piece.tokens, released=not piece.locked)
+            if piece.cohort is not None:
+                cohort = piece.cohort.whole()
+                self._at_risk[cohort.slot] -= piece.tokens
+                at = cohort.stratum // self._depths * BINS + age_bin(now - piece.last_use)
+                self.table.censored[at] += piece.tokens
+
+    def _depth(self, piece: Piece) -> int:
+        """Range of depth of a piece."""
+        return self.depths.of(piece.start + piece.tokens // 2)
+
+    def group_of(self, piece: Piece) -> int:
+        """Class for which a piece's interval counts, or would count if its request ended now."""
+        return piece.group if piece.cohort is None else piece.cohort.whole().stratum // self._depths
+
+    # -- estimates ---------------------------------------------------------------------------
+
+    def start(self, clock: Literal["requests", "seconds"]) -> None:
+        """Add the tables to start from, if there are any, on a clock that counts requests or seconds."""
+        if self.tables is not None:
+            self.watched_before += self.tables.start(self.table, self.classes, clock)
+            self.tables = None
+
+    def estimate(self, now: float, watched: float) -> tuple[Estimate, NDArray[np.int64]]:
+        """Estimate survival, after a look at whether LRU would have done better.
+
+        Args:
+            now: The time.
+            watched: Time since the first interval began, that of the tables included.
+
+        Returns:
+            The estimate, and the classes of which there are open intervals.
+        """
+        import numpy as np
+
+        if self._memory < 1.0:
+            self.table.fade(self._memory)
+        if self.shadow.judge() and self.shadow.behind:
+            self.table.fade(_DOUBT)
+        strata, ages, at_risk = self.cohorts.merge(now)
+        present = strata // self._depths
+        count = len(self.table)
+        at = np.clip(np.searchsorted(edges(), ages, side="right") - 1, 0, BINS - 1)
+        living = bincount_2d(at * count + present, at_risk, (BINS, count))
+        self.estimated = self.table.estimate(living, watched)
+        return self.estimated, present

@@ -1,0 +1,215 @@
+"""Life table: reuse intervals by class and age, and the share used at each age that follows from them."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from costcache.policies.hazard.bins import BINS, age_bin, bincount_2d, edges
+from costcache.policies.hazard.survival import at_risk_of, shrink_to_prior, survival
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["ALL", "Estimate", "LifeTable"]
+
+ALL = -1
+"""In place of a family: all classes."""
+_SMOOTHINGS = 2
+_ONE_STRETCH = 20.0
+"""How much more a prior weighs at an age as long as the time watched."""
+
+
+class LifeTable:
+    """Tokens that were used again and tokens that were censored, by class and age.
+
+    A class is shrunk to its family, a family to the one that it is most like or to all classes, and those to
+    a share that is the same in each bin. Since the width of bins doubles every second one, that share makes
+    tokens the less likely to be used the older they are: the table starts as LRU. A class of tokens used
+    often has a time scale too, its mean reuse interval; it is shrunk as much to its family's curve in units
+    of that scale.
+
+    Attributes:
+        used: Tokens that were used again, by class and bin, ``BINS`` to a class.
+        censored: Tokens that were forgotten unused, likewise.
+        tokens: Tokens of all intervals.
+        squares: The same, the tokens of each interval squared.
+    """
+
+    def __init__(self, families: Sequence[int], strength: float, share: float) -> None:
+        """Start without classes.
+
+        Args:
+            families: Of classes: for each the one before it that it is most like, :data:`ALL` for none.
+            strength: Intervals of mean size that a prior weighs.
+            share: Share of uses that are followed by another in each bin, before anything is seen.
+        """
+        self.used = array("d")
+        self.censored = array("d")
+        self._family: list[int] = []
+        self._scale: list[float] = []
+        self._families = tuple(families)
+        self._strength = strength
+        self._share = share
+        self.tokens = 0.0
+        self.squares = 0.0
+        self._kinship: _Kinship | None = None
+
+    def __len__(self) -> int:
+        """Number of classes."""
+        return len(self._family)
+
+    def add_class(self, family: int, scale: float = 0.0) -> int:
+        """Add a class to a family, with the mean interval of its members if it has one; return its number."""
+        self.used.extend([0.0] * BINS)
+        self.censored.extend([0.0] * BINS)
+        self._family.append(family)
+        self._scale.append(scale)
+        return len(self._family) - 1
+
+    def kin(self, number: int) -> tuple[int, float]:
+        """Family and scale of a class."""
+        return self._family[number], self._scale[number]
+
+    def interval(self, tokens: int) -> None:
+        """Count an interval of ``tokens`` tokens that begins."""
+        self.tokens += tokens
+        self.squares += tokens * tokens
+
+    def fade(self, share: float) -> None:
+        """Keep a share of everything seen so far."""
+        self.used = array("d", [value * share for value in self.used])
+        self.censored = array("d", [value * share for value in self.censored])
+        self.tokens *= share
+        self.squares *= share
+
+    def estimate(self, living: NDArray[np.float64], watched: float) -> Estimate:
+        """Estimate survival from what was seen up to now.
+
+        Args:
+            living: Tokens of each class whose age is in each bin now, unused so far, float64 of shape
+                [BINS, classes].
+            watched: Time since the first interval began. An age that is not small beside it was seen in one
+                stretch of the past only, and tells less than the count of tokens suggests.
+        """
+        import numpy as np
+
+        if self._kinship is None or len(self._kinship.family) != len(self):
+            self._kinship = _Kinship(self._family, self._scale, self._families)
+        used = np.array(np.asarray(self.used).reshape(-1, BINS).T, order="C")
+        censored = np.asarray(self.censored).reshape(-1, BINS).T + living
+        # Tokens of a node share their fate: many small intervals tell more than a few large ones.
+        once = self._strength * (self.squares / self.tokens if self.tokens else 1.0)
+        doubt = 1.0 + np.minimum(_ONE_STRETCH * edges()[:-1] / max(watched, 1e-9), 1e6)
+        return Estimate(used, censored, self._kinship, self._share, once, (once * doubt)[:, None])
+
+    def shares(self, living: NDArray[np.float64], watched: float) -> NDArray[np.float64]:
+        """Share used in each bin of what survived up to it, of each class.
+
+        Arguments as for :meth:`estimate`; float64 of the shape of ``living``.
+        """
+        return self.estimate(living, watched).shares()
+
+
+class Estimate:
+    """Estimate of a table at one time, worked out for the classes that are asked for."""
+
+    def __init__(
+        self,
+        used: NDArray[np.float64],
+        censored: NDArray[np.float64],
+        kin: _Kinship,
+        share: float,
+        once: float,
+        weight: NDArray[np.float64],
+    ) -> None:
+        self._used, self._censored, self._kin, self._weight = used, censored, kin, weight
+        used_by = kin.by_family(used)
+        at_risk = at_risk_of(used_by, kin.by_family(censored))
+        of_all = shrink_to_prior(used_by[:, -1:], at_risk[:, -1:], share, weight)
+        self._by_family = _by_kinship(kin.families, used_by, at_risk, of_all, weight)
+        used_by = kin.by_scale(used)
+        at_risk = at_risk_of(used_by, kin.by_scale(censored))
+        self._by_scale = _by_kinship(kin.families, used_by, at_risk, share, once)
+
+    def __len__(self) -> int:
+        """Number of classes."""
+        return len(self._kin.family)
+
+    def shares(self, classes: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """Share used in each bin of what survived up to it.
+
+        Args:
+            classes: Numbers of the classes, int64; all by default.
+
+        Returns:
+            Float64 of shape [BINS, classes].
+        """
+        import numpy as np
+
+        kin = self._kin
+        if classes is None:
+            classes = np.arange(len(self))
+        prior = self._by_family[:, kin.family[classes]]
+        both = np.sqrt(prior * self._by_scale.take(kin.at[:, classes]))
+        prior = np.where(kin.is_scaled[classes], both, prior)
+        return survival(self._used[:, classes], self._censored[:, classes], prior, self._weight, _SMOOTHINGS)
+
+
+class _Kinship:
+    """Families and scales of the classes of a table, as arrays.
+
+    Attributes:
+        families: For each family the one that it is most like.
+        family: Family of each class, int64 of shape [classes].
+        is_scaled: Whether a class has a time scale, bool of shape [classes].
+        at: For each bin of each class, its position in a curve of its family in units of the scale, as an
+            index of an array of shape [2 * BINS, families]; int64 of shape [BINS, classes]. Bin j of a
+            scaled curve lies j - BINS bins after that of the scale. Meaningless for classes without a scale.
+    """
+
+    def __init__(self, family: list[int], scale: list[float], families: tuple[int, ...]) -> None:
+        import numpy as np
+
+        self.families = families
+        self.family = np.array(family, np.int64)
+        self._at_family = (np.arange(BINS)[:, None] * (len(families) + 1) + self.family).ravel()
+        self.is_scaled = np.array(scale) > 0.0
+        shift = np.array([age_bin(own) for own in scale], np.int64)
+        self.at = (np.arange(BINS)[:, None] - shift + BINS) * len(families) + self.family
+        self._scaled = np.flatnonzero(self.is_scaled)
+        self._at_scaled = self.at[:, self._scaled].ravel()
+        self._shape = 2 * BINS, len(families)
+
+    def by_family(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Tokens by bin and family, and in one more column those of all, from those by bin and class.
+
+        Summed in the order of the classes, and so to the same sum on every machine; a matrix product would
+        not be, and would start threads.
+        """
+        found = bincount_2d(self._at_family, tokens.ravel(), (BINS, self._shape[1] + 1))
+        found.sum(axis=1, out=found[:, -1])
+        return found
+
+    def by_scale(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Tokens by bin of age in units of the scale and by family, from those by bin and class."""
+        return bincount_2d(self._at_scaled, tokens[:, self._scaled].ravel(), self._shape)
+
+
+def _by_kinship(
+    families: tuple[int, ...],
+    used: NDArray[np.float64],
+    at_risk: NDArray[np.float64],
+    prior: NDArray[np.float64] | float,
+    weight: NDArray[np.float64] | float,
+) -> NDArray[np.float64]:
+    """Shares of families, each shrunk to those of the family that it is most like, or else to a prior."""
+    shares = shrink_to_prior(used, at_risk, prior, weight)
+    for number, like in enumerate(families):
+        if like != ALL:
+            own, its = slice(number, number + 1), slice(like, like + 1)
+            shares[:, own] = shrink_to_prior(used[:, own], at_risk[:, own], shares[:, its], weight)
+    return shares

@@ -1,0 +1,238 @@
+"""Order of the hazard policy: evicts the leaf that promises the fewest uses per unit of time."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from costcache.orders import VictimOrder
+from costcache.policies.hazard.depths import Depths
+from costcache.policies.hazard.history import Tracked
+from costcache.policies.hazard.intake import Intake
+from costcache.policies.hazard.learner import Learner
+from costcache.policies.hazard.ranker import Ranker
+from costcache.policies.hazard.tables import load_tables
+from costcache.policies.hazard.worth import Worth
+from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim, tuple_maker
+
+if TYPE_CHECKING:
+    from costcache.cost import CostModel
+    from costcache.policies.hazard.explained import HazardExplained
+    from costcache.policies.hazard.settings import HazardSettings
+    from costcache.policies.hazard.snapshot import PieceSnapshot, Snapshot
+
+__all__ = ["Hazard"]
+
+_TICKS = 16
+"""Rankings while as many requests pass as there are leaves."""
+_SLOWER = 64
+"""Estimates are renewed when the requests so far have grown by one in so many."""
+_SLOWEST = 10
+"""But after so many times the set interval in any case."""
+_DIRTY = 256
+"""Leaves that may wait to be ranked while nothing is evicted, lest the first victim wait for all of them."""
+_PENDING = 256
+"""Uses whose work may wait."""
+_LATE = 8
+"""Requests for which a ranking that is due may wait for one to end."""
+_AHEAD = 0.35
+"""Share of the time until the next ranking by which the time that leaves are ranked for is ahead of now."""
+_FURTHEST = 3.0
+"""Requests by which it is ahead at most."""
+_DELETE = Action.DELETE
+_victim = tuple_maker(Victim)
+
+
+class Hazard(VictimOrder):
+    """Evicts the leaf that promises the fewest uses per unit of time, for its class and age.
+
+    With S the survival function of the reuse intervals of a class, a leaf of age a is worth
+    ``max over T of (S(a) - S(a + T)) / integral of S from a to a + T``; see
+    :func:`costcache.policies.hazard.survival.gittins_index`. Ties are broken by recency. With the objective
+    ``flops`` the worth is multiplied by the cost of recomputing a token at the leaf's depth.
+
+    S is estimated by Kaplan and Meier's method, with evicted tokens (as long as they are remembered) and
+    tokens that have not been used yet counted as such; see
+    :class:`costcache.policies.hazard.life_table.LifeTable`. Classes are made of what a server knows: how
+    often and how regularly a node was used, or for one used once how many tokens its request brought; and
+    the output length, finish reason and priority of the last request.
+
+    Works on nodes: a split leaves both parts the history; a trim evicts the tail and remembers it; tokens
+    that return get their history back, and new ones after them start without any, see
+    :mod:`costcache.policies.hazard.history`. Of such a node, the part with the last history is evicted by
+    itself.
+
+    Cost: a match notes its uses, in about a microsecond a node; their work is done before whatever comes
+    next, and takes ten to twenty more in a large cache. Leaves are kept by class and age
+    (:class:`costcache.policies.hazard.cohorts.Cohorts`), and ranked anew after one request for each sixteen
+    leaves, at most ``refresh``. An estimate takes a millisecond or two; it is renewed every ``refresh``
+    requests at first and ten times as seldom later. Both are done when a request ends, and before a victim
+    only where none has ended for long.
+
+    Memory: about 600 bytes a node; 300 a remembered one, all of which had no more tokens than ``ghosts``
+    times the pool, and a twentieth of that until a request ends; and 2 KB a class, at most 768 of them.
+
+    Attributes:
+        intake: Keeps the histories of nodes.
+        learner: Learns from their reuse intervals.
+        ranker: Ranks leaves.
+        rank_at: Count of requests at which the ranking is due.
+        estimate_at: Count of requests at which the estimate is due.
+    """
+
+    def __init__(self, capacity: int, settings: HazardSettings, cost: CostModel | None = None) -> None:
+        """Make the order of one cache.
+
+        Args:
+            capacity: Tokens in the pool.
+            settings: The settings.
+            cost: Cost of recomputing tokens; needed for the objective ``flops``.
+        """
+        depths = Depths(cost if settings.objective == "flops" else None)
+        tables = None if settings.tables is None else load_tables(settings.tables)
+        self.learner = Learner(depths, settings.strength, settings.memory, tables)
+        self.ranker = Ranker(self.learner, Worth(depths))
+        self.intake = Intake(self.learner, self.ranker, capacity * settings.ghosts)
+        self.rank_at = -_LATE  # so that the first victim is ranked for
+        self.estimate_at = settings.refresh if tables is None else 0
+        self._pending = self.intake.pending
+        self._dirty = self.ranker.dirty
+        self._refresh_after = settings.refresh
+        self._named: Tracked | None = None
+        self._late = 0  # _LATE, once the host is known to say when requests end
+        self._asked = False  # for a victim, since the last estimate
+
+    # -- events ------------------------------------------------------------------------------
+
+    def insert(self, record: NodeRecord) -> None:
+        self.intake.insert(record)
+
+    def use(self, record: NodeRecord) -> None:
+        # A request waits for its match, which therefore only notes the use: see Intake.catch_up.
+        pending, depth = self._pending, record.depth
+        pending.append((record.data, record.last_use, depth, depth + record.tokens, record.locks))
+        if len(pending) > _PENDING:
+            self.intake.catch_up()
+
+    def refresh(self, record: NodeRecord) -> None:
+        if self._pending:
+            self.intake.catch_up()
+        tracked: Tracked = record.data
+        tracked.pinned_until = self.intake.requests + self._refresh_after
+        if not record.live_children:
+            tracked.stamp = 0
+            self.ranker.mark_dirty(tracked)
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        self.intake.split(prefix, tail)
+
+    def trim(self, record: NodeRecord, tokens: int) -> None:
+        self._named = None
+        self.intake.trim(record, tokens)
+
+    def remove(self, record: NodeRecord) -> None:
+        self._named = None
+        self.intake.remove(record)
+        parent = record.parent
+        if parent is not None and parent.is_evictable:
+            self.ranker.mark_dirty(parent.data)
+
+    def unlock(self, record: NodeRecord) -> None:
+        if not record.live_children:
+            self.ranker.mark_dirty(record.data)
+
+    def defer(self, victim: Victim) -> None:
+        self._named = None
+        if victim.record.is_evictable:
+            self.ranker.mark_dirty(victim.record.data)
+
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        intake, ranker = self.intake, self.ranker
+        intake.finish(request, info)
+        self._late = _LATE
+        if not intake.full:
+            if len(self._dirty) > _DIRTY:
+                ranker.flush_dirty(intake.requests, intake.now)
+            return
+        # Nobody waits for a request that has ended, so what the next victims need is done now.
+        intake.ghosts.fit()
+        ranker.flush_dirty(intake.requests, intake.now)
+        if self._asked and intake.requests >= self.estimate_at:
+            self._estimate()
+        elif intake.requests >= self.rank_at:
+            self._rank()
+
+    # -- victims -----------------------------------------------------------------------------
+
+    def next_victim(self, pool: str) -> Victim | None:
+        intake, ranker = self.intake, self.ranker
+        if self._pending:
+            intake.catch_up()
+        self._asked = intake.full = True
+        if self._dirty:
+            ranker.flush_dirty(intake.requests, intake.now)
+        if intake.requests >= self.rank_at + self._late:
+            if intake.requests >= self.estimate_at:
+                self._estimate()
+            else:
+                self._rank()
+        if self._named is not None:
+            self._named.stamp = 0  # it was not taken
+        tracked = self._named = ranker.pop()
+        if tracked is None:
+            if not ranker.pinned_by_waiters:
+                return None
+            ranker.unpin(math.inf)  # no other leaf is evictable
+            return self.next_victim(pool)
+        pieces, record = tracked.pieces, tracked.record
+        end = None if len(pieces) == 1 else record.end - pieces[-1].start
+        return _victim((record, _DELETE, end))
+
+    def _rank(self) -> None:
+        """Rank leaves for a little later than now: the next request needs the next victims."""
+        intake, ranker = self.intake, self.ranker
+        if ranker.pinned_by_waiters:
+            ranker.unpin(intake.requests)
+        self.learner.shadow.end_span()
+        after = min(self._refresh_after, 1 + len(ranker) // _TICKS)
+        self.rank_at = intake.requests + after
+        ahead = min(_AHEAD * (1 + after), _FURTHEST)
+        ranker.rank(intake.now + ahead * intake.gap)
+
+    def _estimate(self) -> None:
+        """Let the learner estimate survival, and rank leaves by it."""
+        intake, learner, ranker = self.intake, self.learner, self.ranker
+        requests, after = intake.requests, self._refresh_after
+        self.estimate_at = requests + min(max(after, requests // _SLOWER), _SLOWEST * after)
+        self._asked = False
+        ranker.flush_dirty(requests, intake.now)
+        if learner.tables is not None:
+            if intake.clock is None:
+                self.estimate_at = requests + 1  # the first request to end tells the unit of their ages
+            else:
+                learner.start(intake.clock)
+        ranker.sweep(intake.nodes)
+        estimate, present = learner.estimate(intake.now, intake.watched)
+        ranker.worth.as_lru = learner.shadow.behind
+        ranker.worth.learn(estimate, present, 2.0 * intake.watched)
+        self._rank()
+
+    # -- what it knows -----------------------------------------------------------------------
+
+    def history(self, record: NodeRecord) -> list[PieceSnapshot]:
+        """History of a node of the cache, piece by piece from front to back."""
+        from costcache.policies.hazard.describe import history_of
+
+        self.intake.catch_up()
+        return history_of(record.data.pieces, self.learner)
+
+    def snapshot(self) -> Snapshot:
+        """Describe what the order knows now; takes some milliseconds, and changes nothing."""
+        from costcache.policies.hazard.describe import snapshot_of
+
+        return snapshot_of(self.intake, self.learner, self.ranker)
+
+    def explained(self) -> HazardExplained:
+        from costcache.policies.hazard.explained import HazardExplained
+
+        return HazardExplained(self.intake, self.learner, self.ranker)

@@ -1,0 +1,48 @@
+"""Settings of the hazard policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from costcache.policies.hazard.tables import read_tables
+
+__all__ = ["HazardSettings"]
+
+
+class HazardSettings(BaseModel):
+    """Settings of ``hazard``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    objective: Literal["tokens", "flops"] = Field(
+        "tokens",
+        description="Unit of the hits to maximise: tokens, or the FLOPs to recompute them, which grow with "
+        "depth.",
+    )
+    refresh: int = Field(
+        50, ge=1, description="Requests after which survival is estimated anew, early in the cache's life."
+    )
+    ghosts: float = Field(
+        6.0, ge=0.0, description="Evicted tokens whose history is remembered, as a multiple of the pool."
+    )
+    strength: float = Field(
+        5.0, gt=0.0, description="Observed intervals that outweigh what is expected of similar classes."
+    )
+    memory: float = Field(
+        1.0, gt=0.0, le=1.0, description="Share of what was learned that an estimate leaves to the next one."
+    )
+    tables: Path | None = Field(
+        None,
+        description="File of what another run learned, to start from: see 'costcache explain "
+        "--save-tables'. Every rank reads it, so it must be the same on each machine.",
+    )
+
+    @field_validator("tables")
+    @classmethod
+    def _readable(cls, tables: Path | None) -> Path | None:
+        if tables is not None:
+            read_tables(tables)  # its own error says more than that of a policy that cannot be made
+        return tables

@@ -1,0 +1,224 @@
+"""Hazard for models with states: expected uses per unit of time, weighed with what a use saves per byte.
+
+The score of each state, with G the Gittins index of its class at its age (see
+:mod:`costcache.policies.hazard.survival`)::
+
+    G x (tokens to recompute without it / bytes that are freed with it) ** power
+
+So a state before a longer one of the same conversation soon ranks low, one where many conversations fork
+stays, and the newest of a conversation that continues is told from that of a prompt asked for the first time.
+KV needs no score of its own: tokens between two states are worth what the state after them is.
+
+An evicted state is remembered for a while, to see whether it would have been used: a request that passes its
+position, and found no state further on, would have resumed from it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from costcache.policies.hazard.bins import age_bin
+from costcache.policies.hazard.state_learner import Life, StateLearner
+from costcache.policies.states import StateOrder
+from costcache.records import NodeRecord, RequestInfo, RequestRecord
+
+if TYPE_CHECKING:
+    from costcache.policies.hazard.explained import StatesExplained
+    from costcache.policies.hazard.snapshot import StatesSnapshot
+
+__all__ = ["HazardStates", "reach"]
+
+GHOSTS = 8
+"""Evicted nodes that are remembered, for each state in the cache."""
+LEAST = 1024
+"""Evicted nodes that are remembered in any case."""
+ESTIMATE = 32
+"""Requests after which the curves are estimated anew, unless there are new classes before."""
+
+
+class HazardStates(StateOrder):
+    """Evicts the state that is expected to save the fewest tokens per byte and unit of time."""
+
+    def __init__(
+        self,
+        kv_bytes: int,
+        state_bytes: int,
+        *,
+        power: float = 0.5,
+        refresh: int = 4,
+        strength: float = 5.0,
+    ) -> None:
+        """Make the order of one cache.
+
+        Args:
+            kv_bytes: Bytes of a token.
+            state_bytes: Bytes of a state.
+            power: Of the tokens saved per byte; 1 weighs them as they are, 0 ignores them.
+            refresh: Requests after which all scores are taken anew.
+            strength: States that a prior weighs.
+        """
+        self.period = refresh
+        super().__init__()
+        self._kv_bytes, self._state_bytes, self._power = kv_bytes, state_bytes, power
+        self._learner = StateLearner(strength)
+        self._lives = self._learner.lives
+        self._ghosts: OrderedDict[int, tuple[int, Life | None]] = OrderedDict()
+        self._passed: NodeRecord | None = None
+        self._estimate_at = 0
+
+    # -- events ------------------------------------------------------------------------------
+
+    def insert(self, record: NodeRecord) -> None:
+        learner = self._learner
+        learner.tick(record.last_use)
+        if learner.began is None:
+            learner.began = learner.now
+        ghosts, at, end = self._ghosts, record.depth, record.end
+        deepest: Life | None = None
+        while ghosts and at < end:
+            name = record.prefix_hash(at - record.depth)
+            ghost = None if name is None else ghosts.pop(name, None)
+            if ghost is None:
+                break
+            tokens, life = ghost
+            at += tokens
+            if life is not None:
+                if at > end:
+                    learner.censor(life)
+                else:
+                    if deepest is not None:
+                        learner.censor(deepest)
+                    deepest = life
+        if deepest is not None:
+            # The request would have resumed from there.
+            self._passed = None
+            learner.use(record, deepest)
+            if at == end:
+                self._lives[record.serial] = deepest
+        super().insert(record)
+
+    def touch(self, record: NodeRecord) -> None:
+        self._learner.tick(record.last_use)
+        life = self._lives.get(record.serial)
+        if life is not None and life.evicted:
+            self._passed = record  # the deepest of them is the last one touched
+
+    def attach(self, record: NodeRecord) -> None:
+        self._settle_passed(record.serial)
+        learner = self._learner
+        life = self._lives.get(record.serial)
+        if life is None:
+            life = learner.make(record)
+        elif life.evicted and life.last_use < learner.now:
+            learner.use(record, life)
+        life.evicted = False
+        super().attach(record)
+
+    def consume(self, record: NodeRecord) -> None:
+        passed = self._passed
+        if passed is not None:
+            self._passed = None
+            if passed.depth >= record.end:
+                self._learner.use(passed, self._lives[passed.serial])
+        self._learner.use(record, self._lives[record.serial])
+        super().consume(record)
+
+    def detach(self, record: NodeRecord) -> None:
+        self._lives[record.serial].evicted = True
+        super().detach(record)
+
+    def remove(self, record: NodeRecord) -> None:
+        life = self._lives.pop(record.serial, None)
+        name = record.prefix_hash()
+        if name is not None:
+            self._remember(name, record.tokens, life)
+        elif life is not None:
+            self._learner.censor(life)
+        if life is not None:
+            life.evicted = True
+        if self._passed is record:
+            self._passed = None
+        super().remove(record)
+
+    def _remember(self, name: int, tokens: int, life: Life | None) -> None:
+        ghosts = self._ghosts
+        old = ghosts.pop(name, None)
+        if old is not None and old[1] is not None:
+            self._learner.censor(old[1])
+        ghosts[name] = tokens, life
+        while len(ghosts) > GHOSTS * len(self._known) + LEAST:
+            _, oldest = ghosts.popitem(last=False)[1]
+            if oldest is not None:
+                self._learner.censor(oldest)
+
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        self._settle_passed(None)
+        if request.end is not None:
+            self._learner.answered(request.end, info)
+        super().finish(request, info)
+
+    def _settle_passed(self, attached: int | None) -> None:
+        """Count a use of the deepest evicted state that a request passed, if it resumed from none."""
+        passed, self._passed = self._passed, None
+        if passed is not None and passed.serial != attached and passed.serial in self._lives:
+            self._learner.use(passed, self._lives[passed.serial])
+
+    # -- scores ------------------------------------------------------------------------------
+
+    def score(self, record: NodeRecord) -> float:
+        learner, life = self._learner, self._lives[record.serial]
+        replay, alone = reach(record)
+        bytes_freed = self._state_bytes + alone * self._kv_bytes
+        worth = learner.worth[life.group][age_bin(learner.now - life.last_use)]
+        return float(worth * (replay / bytes_freed) ** self._power)
+
+    def rescore(self, records: list[NodeRecord]) -> None:
+        learner, lives = self._learner, self._lives
+        for record in records:
+            life = lives[record.serial]
+            life.group = learner.class_of(record, life)
+        # A class that is new has no estimate of its own: early on that is most of them.
+        if self._requests >= self._estimate_at or learner.has_new_classes:
+            self._estimate_at = self._requests + ESTIMATE
+            learner.estimate(self._ghost_lives())
+
+    # -- what it knows -----------------------------------------------------------------------
+
+    def _ghost_lives(self) -> list[Life]:
+        return [life for _, life in self._ghosts.values() if life is not None]
+
+    def snapshot(self) -> StatesSnapshot:
+        """Describe what the order knows now; changes nothing."""
+        from costcache.policies.hazard.snapshot import StatesSnapshot
+
+        learner = self._learner
+        return StatesSnapshot(
+            now=learner.now,
+            watched=learner.watched,
+            states=len(self._known),
+            ghosts=len(self._ghosts),
+            classes=learner.classes(self._ghost_lives()),
+        )
+
+    def explained(self) -> StatesExplained:
+        from costcache.policies.hazard.explained import StatesExplained
+
+        return StatesExplained(self._learner)
+
+
+def reach(record: NodeRecord) -> tuple[int, int]:
+    """Loss with a node's state: tokens to recompute, and tokens whose KV nothing else needs.
+
+    The first are those after the nearest state before it. The second are 0 on a node with children; with a
+    leaf's state, KV is dead back to the nearest state or fork.
+    """
+    end = record.end
+    above, alone = record.parent, 0 if record.live_children else record.tokens
+    forked = bool(record.live_children)
+    while above is not None and above.state is None:
+        forked = forked or above.live_children > 1
+        if not forked:
+            alone += above.tokens
+        above = above.parent
+    return end - (0 if above is None else above.end), alone
