@@ -9,8 +9,8 @@ from costcache.errors import SettingsError
 from costcache.sim.engine import Simulator
 
 if TYPE_CHECKING:
+    from costcache.sim.cell import Cell
     from costcache.sim.results import Outcome
-    from costcache.sim.sweep import Cell
 
 __all__ = ["on_ray"]
 

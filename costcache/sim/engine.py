@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from costcache.radix.hybrid import HybridStore
     from costcache.radix.node import Node
     from costcache.settings import Settings
-    from costcache.sim.paths import PagePaths, PageRun
+    from costcache.sim.paths import PageOutcome, PagePaths
     from costcache.sim.serving import ServingSettings
     from costcache.sim.stack import LRUCurve
     from costcache.sim.trace import Trace
@@ -101,7 +101,8 @@ class Simulator:
         self._prefill_name = prefill
         self._state_share = state_share
         self.keys = trace.page_keys(deployment.page_size)
-        self._lru_runs = 0
+        self._curve: LRUCurve | None = None
+        self._lru_was_run = False
 
     @property
     def arguments(self) -> tuple[Trace, ModelSpec, Deployment, dict[str, Any]]:
@@ -119,12 +120,6 @@ class Simulator:
         from costcache.sim.paths import page_paths
 
         return page_paths(self.keys)
-
-    @cached_property
-    def _lru(self) -> LRUCurve:
-        from costcache.sim.stack import LRUCurve
-
-        return LRUCurve(self.paths)
 
     def run(
         self,
@@ -175,13 +170,11 @@ class Simulator:
             SettingsError: A setting is wrong, or the pool holds less than a page.
         """
         self.check(settings, capacity_tokens)
-        if self._model.has_states:
-            if serving is not None or always_free:
-                raise SettingsError(
-                    f"model {self._model.name!r} has states, and is replayed in the plain mode "
-                    "alone: leave out --serving and --always-free"
-                )
-            return self._hybrid(settings, capacity_tokens, progress)
+        if self._model.has_states and (serving is not None or always_free):
+            raise SettingsError(
+                f"model {self._model.name!r} has states, and is replayed in the plain mode "
+                "alone: leave out --serving and --always-free"
+            )
         if settings.policy == "infinite" and serving is not None:
             unlimited = self._tree(
                 settings.model_copy(update={"policy": "lru"}), None, serving, False, progress
@@ -191,7 +184,7 @@ class Simulator:
             if serving is not None:
                 raise SettingsError(f"policy {settings.policy!r} is for the plain mode: leave out --serving")
             limit = None if settings.policy == "infinite" else capacity_tokens
-            return self._offline(settings.policy, limit, progress)
+            return self._offline(settings, limit, progress)
         if not tree and serving is None and self._by_pages(settings):
             outcome = self._pages("lru", lambda: self._lru_pages(self._in_pages(capacity_tokens)))
             if progress is not None:
@@ -225,7 +218,7 @@ class Simulator:
         Args:
             settings: Settings with policy ``lru``.
         """
-        return self._lru if self._by_pages(settings) else None
+        return self._lru_curve() if self._by_pages(settings) else None
 
     def check(self, settings: Settings, capacity_tokens: int | None) -> str:
         """Find out whether a replay can begin; returns the policy's own name.
@@ -251,6 +244,8 @@ class Simulator:
         return settings.policy
 
     def _store(self, settings: Settings, capacity_tokens: int | None, outputs: int = 0) -> PrefixStore:
+        if self._model.has_states:
+            return self._hybrid_store(settings, capacity_tokens)
         if capacity_tokens is None:
             tokens = int(self.trace.input_tokens.sum()) + outputs
             rest = max(self._deployment.page_size, self.trace.block_size)  # of a page, or of a block
@@ -303,22 +298,6 @@ class Simulator:
             plugins=self._plugins,
         )
 
-    def _hybrid(
-        self, settings: Settings, capacity_tokens: int | None, progress: Callable[[int], None] | None
-    ) -> Outcome:
-        from costcache.sim.future import Clairvoyant
-        from costcache.sim.hybrid import replay_states
-
-        token, page, policy = self.cost.token, self._deployment.page_size, settings.policy
-        store = self._hybrid_store(
-            settings.model_copy(update={"policy": "lru"}) if policy in OFFLINE else settings,
-            None if policy == "infinite" else capacity_tokens,
-        )
-        if policy == "optimum":
-            store.use(policy, Clairvoyant(self.paths, page, token.kv_bytes, token.state_bytes))
-        outcome = replay_states(self.trace, self.keys, store, progress=progress)
-        return replace(outcome, policy=policy) if policy in OFFLINE else outcome
-
     def watched(
         self,
         settings: Settings,
@@ -342,36 +321,47 @@ class Simulator:
             PluginError: No such policy, or it cannot serve the model.
             SettingsError: A setting is wrong, or the pool holds less than a page.
         """
-        from costcache.sim.hybrid import replay_states
         from costcache.sim.replay import replay
 
-        if self._model.has_states:
-            hybrid = self._hybrid_store(settings, capacity_tokens)
-            hybrid.use(hybrid.guard.name, watch(hybrid.guard.order))
-            outcome = replay_states(self.trace, self.keys, hybrid, progress=progress)
-            return outcome, hybrid.tree.records()
         store = self._store(settings, capacity_tokens)
         store.use(store.guard.name, watch(store.guard.order))
         return replay(self.trace, self.keys, store, progress=progress), store.tree.records()
 
     def _offline(
-        self, policy: str, capacity_tokens: int | None, progress: Callable[[int], None] | None
+        self, settings: Settings, capacity_tokens: int | None, progress: Callable[[int], None] | None
     ) -> Outcome:
-        from costcache.sim.optimum import optimum
+        policy = settings.policy
+        if not self._model.has_states:
+            from costcache.sim.optimum import optimum
 
-        pages = self._in_pages(capacity_tokens)
-        return self._pages(policy, lambda: optimum(self.paths, pages, progress))
+            pages = self._in_pages(capacity_tokens)
+            return self._pages(policy, lambda: optimum(self.paths, pages, progress))
+        from costcache.sim.future import Clairvoyant
+        from costcache.sim.replay import replay
 
-    def _lru_pages(self, pages: int | None) -> PageRun:
-        """One capacity at first; every capacity at once as soon as a second one is wanted."""
-        from costcache.sim.window import lru
+        store = self._hybrid_store(settings.model_copy(update={"policy": "lru"}), capacity_tokens)
+        if policy == "optimum":
+            token, page = self.cost.token, self._deployment.page_size
+            store.use(policy, Clairvoyant(self.paths, page, token.kv_bytes, token.state_bytes))
+        return replace(replay(self.trace, self.keys, store, progress=progress), policy=policy)
 
-        if self._lru_runs == 0 and pages is not None and "_lru" not in self.__dict__:
-            self._lru_runs += 1
+    def _lru_pages(self, pages: int | None) -> PageOutcome:
+        """One capacity alone at first; all of them at once when a second one is asked for."""
+        from costcache.sim.stack import lru
+
+        if self._curve is None and not self._lru_was_run and pages is not None:
+            self._lru_was_run = True
             return lru(self.paths, pages)
-        return self._lru.run(pages)
+        return self._lru_curve().at(pages)
 
-    def _pages(self, policy: str, replay: Callable[[], PageRun]) -> Outcome:
+    def _lru_curve(self) -> LRUCurve:
+        from costcache.sim.stack import LRUCurve
+
+        if self._curve is None:
+            self._curve = LRUCurve(self.paths)
+        return self._curve
+
+    def _pages(self, policy: str, replay: Callable[[], PageOutcome]) -> Outcome:
         started = time.perf_counter()
         run = replay()
         seconds = time.perf_counter() - started

@@ -13,21 +13,25 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costcache.sim.loop import numbered
-from costcache.sim.paths import PageRun
+from costcache.sim.paths import PageOutcome
+from costcache.sim.reuse import reuse_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from costcache.sim.paths import PagePaths
 
-__all__ = ["next_use", "optimum"]
+__all__ = ["next_requests", "optimum"]
 
 _STALE = 4096
 
 
-def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], None] | None = None) -> PageRun:
+def optimum(
+    paths: PagePaths, capacity: int | None, progress: Callable[[int], None] | None = None
+) -> PageOutcome:
     """Replay a trace with knowledge of its future.
 
     Args:
@@ -42,7 +46,7 @@ def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], No
     # One number per use: the request of the next use, then the depth. The largest goes first.
     scale = int(lengths.max(initial=0)) + 1
     depths = np.arange(paths.paths.size) - np.repeat(paths.offsets[:-1], lengths)
-    ranks = next_use(paths, requests)
+    ranks = next_requests(paths, requests)
     ranks *= -scale
     ranks -= depths
     del depths
@@ -79,14 +83,13 @@ def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], No
             bound = -(request + 1) * scale
             heap = [entry for entry in heap if entry[0] <= bound]
             heapq.heapify(heap)
-    return PageRun(np.array(matched, np.int64), missing, evicted, evictions, oversized)
+    return PageOutcome(np.array(matched, np.int64), missing, evicted, evictions, oversized)
 
 
-def next_use(paths: PagePaths, never: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """For each use, the request of the next use of the same page; ``never`` where there is none."""
+def next_requests(paths: PagePaths, never: int) -> NDArray[np.int64]:
+    """The request of each page's next use, ``never`` where there is none; int64 of shape [pages]."""
     request = np.repeat(np.arange(paths.offsets.size - 1), np.diff(paths.offsets))
-    order = np.argsort(paths.paths, kind="stable")
-    same = paths.paths[order[1:]] == paths.paths[order[:-1]]
+    earlier, later = reuse_pairs(paths.paths)
     following = np.full(paths.paths.size, never, np.int64)
-    following[order[:-1][same]] = request[order[1:][same]]
+    following[earlier] = request[later]
     return following

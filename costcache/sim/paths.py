@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from costcache.sim.trace import PageKeys
 
-__all__ = ["PagePaths", "PageRun", "page_paths"]
+__all__ = ["PageOutcome", "PagePaths", "page_paths"]
 
 Int64 = NDArray[np.int64]
 
@@ -38,7 +38,7 @@ class PagePaths:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class PageRun:
+class PageOutcome:
     """What one policy did at one capacity, page by page.
 
     Attributes:

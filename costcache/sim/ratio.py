@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from costcache.errors import SettingsError
 from costcache.radix.hybrid import HybridStore
 from costcache.settings import Settings
-from costcache.sim.hybrid import replay_states
+from costcache.sim.replay import replay
 
 if TYPE_CHECKING:
     from costcache.deployment import Deployment
@@ -136,7 +136,7 @@ def fit_ratio(
             page_bytes=keys.bytes_per_page,
             plugins=plugins,
         )
-        found = int(replay_states(trace, keys, store, progress=progress).matched.sum())
+        found = int(replay(trace, keys, store, progress=progress).matched.sum())
         in_force = store.guard.name
         states = memory // store.state_bytes if store.state_capacity is None else store.state_capacity
         return RatioRun(ratio, states, store.capacity, found / total if total else 0.0)

@@ -1,6 +1,8 @@
-"""Replay of a trace through the tree, pipeline and orders that serve.
+"""Replay of a trace, one request at a time, through the tree, pipeline and orders that serve.
 
-The plain mode: prompts are cached, generated tokens are not, and requests come one at a time.
+Prompts are cached, generated tokens are not. A model with states also keeps checkpoints, where SGLang keeps
+them: at the end of each prompt, and where a prompt's cached KV reaches past its deepest checkpoint (two
+prompts branch there).
 """
 
 from __future__ import annotations
@@ -10,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from costcache.radix.store import PrefixStore
-from costcache.records import RequestRecord
+from costcache.radix.hybrid import HybridStore
 from costcache.sim.loop import no_collector, numbered
 from costcache.sim.requests import RequestInfos
 from costcache.sim.results import Outcome
@@ -19,6 +20,9 @@ from costcache.sim.results import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from costcache.radix.node import Node
+    from costcache.radix.store import PrefixStore
+    from costcache.records import RequestRecord
     from costcache.sim.trace import PageKeys, Trace
 
 __all__ = ["outcome_of", "replay"]
@@ -38,70 +42,152 @@ def replay(
         trace: The requests, in order of time.
         keys: Their pages, at the store's page size.
         store: The tree and its policy.
-        always_free: Restore the free target after every request, not only when an eviction has a
-            shortfall.
+        always_free: Restore the free target after every request, not only after an eviction; models without
+            states only.
         progress: Called now and then with the number of requests done since the last call.
     """
-    tree, capacity, clock = store.tree, store.capacity, store.tree.clock
-    match, append, part, fit, root_of = tree.match, tree.append, tree.part, store.fit, tree.root
-    begin, namespace, now = clock.begin, (), time.perf_counter
-    reserve = store.pipeline.reserve() if always_free else 0
+    tree, clock = store.tree, store.tree.clock
+    match, root_of, namespace, now = tree.match, tree.root, (), time.perf_counter
     times, whole = trace.timestamps.tolist(), keys.tokens.tolist()
     priorities = None if trace.priorities is None else trace.priorities.tolist()
     info = RequestInfos(trace).of
+    cache = _Checkpoints(store) if isinstance(store, HybridStore) else _Prefixes(store, always_free)
+    serve = cache.serve
     matched: list[int] = []
-    deciding = 0.0
     with no_collector():
         started = now()
         for i, view in numbered(keys, len(keys), progress):
             key = bytes(view)  # slices of bytes are cheaper than slices of a view
             clock.advance(times[i])
-            request = RequestRecord(begin(), clock.now, clock.in_seconds)
+            request = store.request()
             node = match(root_of(namespace), key, request)
-            found = request.matched = node.depth + node.tokens
+            found = serve(node, key, whole[i], request)
             matched.append(found)
-            added = whole[i] - found
-            if added:
-                if whole[i] > capacity:
-                    store.oversized += 1
-                if added > capacity - tree.cached:
-                    before = now()
-                    added = fit(node, added, watermark=not always_free)
-                    deciding += now() - before
-                if added:
-                    append(node, part(key, found, added), None, request)
-                if reserve:
-                    before = now()
-                    store.evict(reserve - store.free, watermark=False)
-                    deciding += now() - before
             if priorities is not None and priorities[i]:
                 tree.raise_priority(request.end or node, priorities[i])
             finish = store.guard.finish
             if finish is not None:
                 finish(request, info(i, found))
         seconds = now() - started
-    return outcome_of(store, matched, seconds, deciding)
+    return outcome_of(store, matched, seconds, cache.deciding)
+
+
+class _Prefixes:
+    """Reuses and caches prompts, for a model without states.
+
+    Attributes:
+        deciding: Seconds spent on evictions.
+    """
+
+    def __init__(self, store: PrefixStore, always_free: bool) -> None:
+        self.deciding = 0.0
+        self._store = store
+        self._tree = store.tree
+        self._capacity = store.capacity
+        self._watermark = not always_free
+        self._reserve = store.pipeline.reserve() if always_free else 0
+
+    def serve(self, node: Node, key: bytes, end: int, request: RequestRecord) -> int:
+        """Reuse what matched and cache the rest of the prompt, as far as it fits.
+
+        Args:
+            node: The deepest node that matched.
+            key: The prompt's whole pages.
+            end: Tokens in them.
+            request: The request.
+
+        Returns:
+            Tokens that need no prefill.
+        """
+        found = request.matched = node.depth + node.tokens
+        added = end - found
+        if not added:
+            return found
+        store, tree, capacity = self._store, self._tree, self._capacity
+        if end > capacity:
+            store.oversized += 1
+        if added > capacity - tree.cached:
+            before = time.perf_counter()
+            added = store.fit(node, added, watermark=self._watermark)
+            self.deciding += time.perf_counter() - before
+        if added:
+            tree.append(node, tree.part(key, found, added), None, request)
+        if self._reserve:
+            before = time.perf_counter()
+            store.evict(self._reserve - store.free, watermark=False)
+            self.deciding += time.perf_counter() - before
+        return found
+
+
+class _Checkpoints:
+    """Reuses and caches prompts and their checkpoints, for a model with states.
+
+    Attributes:
+        deciding: Seconds spent on evictions.
+    """
+
+    def __init__(self, store: HybridStore) -> None:
+        self.deciding = 0.0
+        self._store = store
+        self._tree = store.tree
+        self._slot = 0
+
+    def serve(self, node: Node, key: bytes, end: int, request: RequestRecord) -> int:
+        """Resume from the deepest checkpoint that matched; cache the rest of the prompt and its checkpoints.
+
+        Arguments and result as those of :meth:`_Prefixes.serve`.
+        """
+        store, tree = self._store, self._tree
+        usable = tree.usable(node)
+        found = request.matched = usable.depth + usable.tokens
+        if found:
+            tree.consume(usable)
+        reached = node.depth + node.tokens
+        added = end - reached
+        branch = 0 < reached < end and node.state is None
+        wanted = branch + (end > 0 and (added > 0 or node.state is None))
+        if wanted:
+            kept = (usable, node) if reached else ()
+            before = time.perf_counter()
+            added, states = store.make_room(kept, added, wanted)
+            self.deciding += time.perf_counter() - before
+            store.oversized += reached + added < end
+            if branch and states:
+                states -= 1
+                self._attach(node)
+            if states and (added or reached == end):
+                if added:
+                    node = tree.append(node, tree.part(key, reached, added), None, request)
+                self._attach(node)
+        tree.freed_states.clear()
+        return found
+
+    def _attach(self, node: Node) -> None:
+        self._slot += 1
+        self._tree.attach(node, self._slot)
 
 
 def outcome_of(
-    store: PrefixStore,
-    matched: list[int],
-    seconds: float,
-    deciding: float,
-    ttft: list[float] | None = None,
+    store: PrefixStore, matched: list[int], seconds: float, deciding: float, ttft: list[float] | None = None
 ) -> Outcome:
-    """The outcome of a replay through ``store``."""
-    counters = store.pipeline.counters
+    """The outcome of a replay through ``store``; several pools are added up, as tokens of so many bytes."""
+    if isinstance(store, HybridStore):
+        counters = [pipeline.counters for pipeline in store.pipelines.values()]
+        shortfall, evicted = store.evicted_tokens()
+        trimmed = None
+    else:
+        counters = [store.pipeline.counters]
+        shortfall, evicted, trimmed = counters[0].shortfall, counters[0].evicted, counters[0].trimmed
     return Outcome(
         matched=np.array(matched, np.int64),
-        evictions=counters.evictions,
-        shortfall=counters.shortfall,
-        evicted=counters.evicted,
-        trimmed=counters.trimmed,
+        evictions=sum(each.evictions for each in counters),
+        shortfall=shortfall,
+        evicted=evicted,
+        trimmed=trimmed,
         oversized=store.oversized,
         seconds=seconds,
         policy=store.guard.name,
-        clamped=counters.clamped,
+        clamped=sum(each.clamped for each in counters),
         fallbacks=store.guard.fallbacks,
         decision_seconds=deciding,
         ttft=None if ttft is None else np.array(ttft, np.float64),

@@ -20,7 +20,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from costcache.errors import SettingsError
-from costcache.records import RequestRecord
 from costcache.sim.load import Load, load_kind
 from costcache.sim.loop import PER_REPORT, no_collector
 from costcache.sim.replay import outcome_of
@@ -29,6 +28,7 @@ from costcache.sim.requests import RequestInfos
 if TYPE_CHECKING:
     from costcache.radix.node import Node
     from costcache.radix.store import PrefixStore
+    from costcache.records import RequestRecord
     from costcache.sim.results import Outcome
     from costcache.sim.trace import PageKeys, Trace
     from costcache.sim.ttft import PrefillModel
@@ -215,7 +215,7 @@ class _Server:
         clock.advance(max(now, clock.now))
         request = self.head
         if request is None:
-            request = self.head = RequestRecord(clock.begin(), clock.now, clock.in_seconds)
+            request = self.head = store.request()
         # One that has to wait matches again: its prefix is kept recent, and its use counts once.
         node = tree.match(tree.root(()), key[:usable], request)
         found = request.matched = node.depth + node.tokens

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costcache.errors import TraceError
+from costcache.sim.reuse import previous_use
 
 __all__ = ["MOST_BLOCK", "PageKeys", "Trace"]
 
@@ -164,12 +165,7 @@ class Trace:
         """The request whose end each one waits for, int64 of shape (n,); -1 where there is none."""
         if self.follows is not None:
             return self.follows
-        before = np.full(len(self), -1, np.int64)
-        if self.sessions is not None and len(self):
-            order = np.argsort(self.sessions, kind="stable")
-            same = self.sessions[order[1:]] == self.sessions[order[:-1]]
-            before[order[1:][same]] = order[:-1][same]
-        return before
+        return np.full(len(self), -1, np.int64) if self.sessions is None else previous_use(self.sessions)
 
     def with_outputs(self, *, computed: bool = False) -> Trace | None:
         """The prompts with their generated tokens behind them; None where those are not known.

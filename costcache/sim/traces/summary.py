@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costcache.sim.paths import page_paths
+from costcache.sim.reuse import previous_use
 from costcache.sim.trace import Trace
 
 __all__ = ["DepthBin", "IntervalBin", "TraceSummary", "ideal_with_outputs", "summarize"]
@@ -99,7 +100,7 @@ def summarize(trace: Trace, page_size: int) -> TraceSummary:
     """
     paths = page_paths(trace.page_keys(page_size))
     counts = np.diff(paths.offsets)
-    previous = _last_use(paths.paths, paths.distinct)
+    previous = previous_use(paths.paths)
     again = np.flatnonzero(previous >= 0)
     times = np.repeat(trace.timestamps, counts)
     depths = (np.arange(len(paths.paths)) - np.repeat(paths.offsets[:-1], counts)) * page_size
@@ -154,18 +155,9 @@ def ideal_with_outputs(trace: Trace, page_size: int) -> float | None:
     ).take(twice)
     paths = page_paths(both.page_keys(page_size))
     asks = np.repeat(np.arange(2 * requests) % 2 == 0, np.diff(paths.offsets))
-    found = int(np.count_nonzero(_last_use(paths.paths, paths.distinct)[asks] >= 0))
+    found = int(np.count_nonzero(previous_use(paths.paths)[asks] >= 0))
     total = int(trace.input_tokens.sum())
     return found * page_size / total if total else 0.0
-
-
-def _last_use(pages: Int64, distinct: int) -> Int64:
-    """Position of the use of the same page before each, -1 for the first."""
-    order = np.argsort(pages.astype(np.int32) if distinct < 2**31 else pages, kind="stable")
-    same = pages[order[1:]] == pages[order[:-1]]
-    previous = np.full(len(pages), -1, np.int64)
-    previous[order[1:][same]] = order[:-1][same]
-    return previous
 
 
 def _intervals(seconds: Float64) -> tuple[IntervalBin, ...]:
