@@ -15,7 +15,7 @@ import msgspec
 from costcache.errors import TraceError
 from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.columns import Columns
-from costcache.sim.traces.rows import Rows, Tokens, fail
+from costcache.sim.traces.rows import Rows, Tokens, fail, fail_block_size
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
@@ -94,9 +94,15 @@ def read_dynamo(source: Source, *, block_size: int | None = None) -> Trace:
         if request is None:
             fail(source.label, number, "event.request", None, "an object with replay")
         replay = request.replay
-        if size not in (None, replay.trace_block_size):
-            from_whom = "as asked for" if block_size is not None else "as in the lines before"
-            fail(source.label, number, "trace_block_size", replay.trace_block_size, f"{size}, {from_whom}")
+        if size is not None and size != replay.trace_block_size:
+            fail_block_size(
+                source.label,
+                number,
+                "trace_block_size",
+                replay.trace_block_size,
+                size,
+                asked=block_size is not None,
+            )
         size = replay.trace_block_size
         tokens, hashes = replay.input_length, replay.input_sequence_hashes
         if len(hashes) != -(-tokens // size):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TypeAlias, cast
 
 from costcache.errors import TraceError
+from costcache.files import open_whole
 
 __all__ = ["Progress", "Source", "open_output", "open_source", "read_lines", "shown", "trace_name"]
 
@@ -183,22 +184,13 @@ def open_output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """
     label = shown(path, "standard output")
     try:
-        with contextlib.ExitStack() as stack:
-            if str(path) == "-":
-                yield sys.stdout.buffer
-                sys.stdout.buffer.flush()
-                return
-            target = Path(os.path.realpath(path))
-            direct = target.exists() and not target.is_file()
-            partial = target if direct else target.with_name(f".{target.name}.{os.getpid()}.partial")
-            stored = stack.enter_context(partial.open("wb"))
-            if not direct:
-                stack.callback(partial.unlink, missing_ok=True)
-            with _compressed(stored, target.suffix) as stream:
-                yield stream
-            stored.close()
-            if not direct:
-                partial.replace(target)
+        if str(path) == "-":
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+            return
+        suffix = Path(os.path.realpath(path)).suffix
+        with open_whole(path) as stored, _compressed(stored, suffix) as stream:
+            yield stream
     except BrokenPipeError:
         raise  # the reader has had enough: that is no error of the file
     except IsADirectoryError as error:

@@ -26,7 +26,7 @@ __all__ = [
     "Seconds",
     "Tokens",
     "fail",
-    "not_json",
+    "fail_block_size",
 ]
 
 MOST_TOKENS = 2**40
@@ -52,7 +52,8 @@ class Rows(Generic[T]):
 
     Args:
         kind: A msgspec struct.
-        expected: What belongs into each field, by the name it has in the file, wherever it stands.
+        expected: A description of each field's valid values, by the field's name in the file, at any depth;
+            of the items of a list, by its name and ``[]``.
     """
 
     def __init__(self, kind: type[T], expected: Mapping[str, str]) -> None:
@@ -85,7 +86,7 @@ class Rows(Generic[T]):
         try:
             row = msgspec.json.decode(line)
         except NOT_JSON:
-            not_json(label, number, line, error)
+            _not_json(label, number, line, error)
         text, _, path = str(error).partition(" - at `$")
         path = path.removesuffix("`")
         missing = _MISSING.fullmatch(text)
@@ -93,13 +94,15 @@ class Rows(Generic[T]):
             field = f"{path}.{missing[1]}".lstrip(".")
             raise TraceError(f"{where}: {field} is missing; expected {self._of(field, '')}") from error
         if not path:
-            names = ", ".join(self._expected)
+            names = ", ".join(name for name in self._expected if not name.endswith("[]"))
             fail(label, number, "the line", row, f"a JSON object with the fields {names}", error)
         fail(label, number, path.lstrip("."), _value(row, path), self._of(path, text), error)
 
     def _of(self, path: str, text: str) -> str:
-        """What belongs into a field: the format's words, or else the decoder's."""
+        """The valid values of a field: in the format's words, or else in the decoder's."""
         names = [name for name, _ in _STEP.findall(path) if name] or [path]
+        if path.endswith("]"):
+            names.append(f"{names[-1]}[]")
         for name in reversed(names):
             if name in self._expected:
                 return self._expected[name]
@@ -120,7 +123,24 @@ def fail(
     raise TraceError(f"{label}, line {number}: {field} is {text}; expected {expected}") from error
 
 
-def not_json(label: str, number: int, line: bytes, error: Exception) -> NoReturn:
+def fail_block_size(label: str, number: int, field: str, value: int, size: int, *, asked: bool) -> NoReturn:
+    """Say that the block size of a line is not that of the file.
+
+    Args:
+        label: The file.
+        number: The line.
+        field: The field's name.
+        value: Its value.
+        size: The file's block size.
+        asked: Whether the user gave ``size``, and not an earlier line.
+
+    Raises:
+        TraceError: Always.
+    """
+    fail(label, number, field, value, f"{size}, as {'asked for' if asked else 'in the lines before'}")
+
+
+def _not_json(label: str, number: int, line: bytes, error: Exception) -> NoReturn:
     """Say that a line is no JSON.
 
     Raises:

@@ -31,7 +31,7 @@ import numpy as np
 from costcache.errors import TraceError
 from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.columns import Columns
-from costcache.sim.traces.rows import BlockId, Rows, Seconds, Tokens, fail
+from costcache.sim.traces.rows import BlockId, Rows, Seconds, Tokens, fail, fail_block_size
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
@@ -109,9 +109,10 @@ def read_weka(source: Source, *, block_size: int | None = None, duplicates: bool
     size = block_size
     local_ids = 0
     for number, session in _ROWS.read(source):
-        if size not in (None, session.block_size):
-            from_whom = "as asked for" if block_size is not None else "as in the lines before"
-            fail(source.label, number, "block_size", session.block_size, f"{size}, {from_whom}")
+        if size is not None and size != session.block_size:
+            fail_block_size(
+                source.label, number, "block_size", session.block_size, size, asked=block_size is not None
+            )
         size = session.block_size
         turns = _turns(session.requests, keep_all=duplicates)
         order = sorted(range(len(turns)), key=lambda place: turns[place].seconds)
