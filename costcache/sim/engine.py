@@ -1,9 +1,9 @@
-"""The simulator: one trace, one model as it is deployed, any number of policies and capacities.
+"""The simulator: one trace, one deployed model, any number of policies and capacities.
 
-Policies are those of plugins, and two that know the future: ``infinite``, a pool without limit,
-and ``optimum``. Plain LRU is replayed page by page, or read off one pass over the trace for every
-capacity, where that equals the tree's own: with tails trimmed exactly, no headroom, and a plugin known to
-leave counts as they are.
+Policies come from plugins; two more know the future: ``infinite``, a pool without limit, and ``optimum``.
+Plain LRU is replayed page by page, or read off one pass over the trace at every capacity, wherever that
+equals the result of the tree: with tails trimmed exactly, no headroom, and a plugin that evicts the
+exact shortfall.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 __all__ = ["OFFLINE", "Simulator"]
 
 OFFLINE = {
-    "infinite": "A pool without limit: what any policy can find at most.",
+    "infinite": "A pool without limit: no policy can hit more.",
     "optimum": "The offline optimum at this capacity: Belady's rule on the pages of the tree.",
 }
-"""Policies of the simulator alone, with what they are."""
+"""The simulator's own policies, each with a description."""
 
 _EXACT_COUNTS = frozenset({"generic", "mha", "mla", "mamba_seglen"})
 """Plugins whose counts are the request itself, in whole pages, at headroom 0."""
 
 _MOST_PAGES = 6_000_000
-"""Pages of all prompts up to which a pass by pages is worth its memory (about 200 bytes a page)."""
+"""Most pages, of all prompts together, for a pass page by page: it takes about 200 bytes a page."""
 
 
 class Simulator:
@@ -56,7 +56,7 @@ class Simulator:
     Attributes:
         trace: The requests, in order of time.
         keys: Their pages.
-        cost: What tokens of the model hold and cost.
+        cost: Bytes and FLOPs of the model's tokens.
         prefill: Seconds of a prefill.
         warmup: Requests at the start that rates and times leave out.
     """
@@ -79,14 +79,14 @@ class Simulator:
             model: The model's architecture facts.
             deployment: Page size, parallelism and KV dtype.
             plugins: Where to look for plugins; the process's own by default.
-            prefill: What says how long a prefill takes; see :func:`costcache.sim.ttft.prefill_model`.
+            prefill: Name of the prefill model; see :func:`costcache.sim.ttft.prefill_model`.
             warmup: Requests at the start that rates and times leave out.
-            state_share: Models with states: share of the memory that states alone may use; None for one
-                pool of KV and states, priced in bytes. A capacity is always given as tokens of KV.
+            state_share: Models with states: share of the memory reserved for states; None for one pool
+                of KV and states, counted in bytes. Capacities are in tokens of KV either way.
 
         Raises:
-            PluginError: No plugin can serve the model.
-            SettingsError: No such prefill model, or a warm-up that leaves nothing.
+            PluginError: If no plugin can serve the model.
+            SettingsError: If there is no such prefill model, or the warm-up leaves no requests.
         """
         if warmup < 0 or (warmup and warmup >= len(trace)):
             raise SettingsError(f"warmup is {warmup} requests of {len(trace)}: leave some to measure")
@@ -106,7 +106,7 @@ class Simulator:
 
     @property
     def arguments(self) -> tuple[Trace, ModelSpec, Deployment, dict[str, Any]]:
-        """What another process makes this simulator from, but for the plugins."""
+        """Arguments to make this simulator anew in another process, except the plugins."""
         options = {
             "prefill": self._prefill_name,
             "warmup": self.warmup,
@@ -116,7 +116,7 @@ class Simulator:
 
     @cached_property
     def paths(self) -> PagePaths:
-        """The trace's pages by number."""
+        """The trace's pages, numbered."""
         from costcache.sim.paths import page_paths
 
         return page_paths(self.keys)
@@ -137,16 +137,16 @@ class Simulator:
         Args:
             settings: Policy and its settings, headroom, trimming.
             capacity_tokens: Tokens in the pool; None for no limit.
-            capacity: How the capacity was written, for the report.
+            capacity: The capacity as it was written, for the report.
             serving: Replay on a server with a queue, locks and output; None for the plain mode.
             always_free: Restore the free target after every request, not only when an eviction has a
                 shortfall.
-            tree: Replay the tree that serves also where a pass by pages gives the same.
+            tree: Replay through the tree even where a pass page by page gives the same result.
             progress: Called now and then with the number of requests done since the last call.
 
         Raises:
-            PluginError: No such policy, or it cannot serve the model.
-            SettingsError: A setting is wrong.
+            PluginError: If there is no such policy, or it cannot serve the model.
+            SettingsError: If a setting is wrong.
         """
         outcome = self.outcome(
             settings, capacity_tokens, serving=serving, always_free=always_free, tree=tree, progress=progress
@@ -163,11 +163,11 @@ class Simulator:
         tree: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Outcome:
-        """Replay as :meth:`run` does, for what each request met instead of the figures.
+        """Replay as :meth:`run` does, and return the result of each request instead of the figures.
 
         Raises:
-            PluginError: No such policy, or it cannot serve the model.
-            SettingsError: A setting is wrong, or the pool holds less than a page.
+            PluginError: If there is no such policy, or it cannot serve the model.
+            SettingsError: If a setting is wrong, or the pool is smaller than a page.
         """
         self.check(settings, capacity_tokens)
         if self._model.has_states and (serving is not None or always_free):
@@ -195,7 +195,7 @@ class Simulator:
     def figures(
         self, outcome: Outcome, settings: Settings, capacity_tokens: int | None, *, capacity: str = ""
     ) -> Run:
-        """The figures of an outcome that :meth:`outcome` gave for these settings and this capacity."""
+        """The figures of an :meth:`outcome` of these settings and this capacity."""
         return make_run(
             outcome,
             self.trace,
@@ -213,7 +213,7 @@ class Simulator:
         return first_token_seconds(outcome, self.trace, self.prefill, self.warmup)
 
     def lru_curve(self, settings: Settings) -> LRUCurve | None:
-        """LRU at every capacity, in the plain mode; None where it cannot be read off one pass.
+        """LRU at every capacity, in the plain mode; None if it cannot be read off one pass.
 
         Args:
             settings: Settings with policy ``lru``.
@@ -221,11 +221,11 @@ class Simulator:
         return self._lru_curve() if self._by_pages(settings) else None
 
     def check(self, settings: Settings, capacity_tokens: int | None) -> str:
-        """Find out whether a replay can begin; returns the policy's own name.
+        """Check that a replay can begin, and return the policy's own name.
 
         Raises:
-            PluginError: No such policy, or it cannot serve the model.
-            SettingsError: A setting is wrong, or the pool holds less than a page.
+            PluginError: If there is no such policy, or it cannot serve the model.
+            SettingsError: If a setting is wrong, or the pool is smaller than a page.
         """
         page = self._deployment.page_size
         if capacity_tokens is not None and capacity_tokens < page:
@@ -248,7 +248,7 @@ class Simulator:
             return self._hybrid_store(settings, capacity_tokens)
         if capacity_tokens is None:
             tokens = int(self.trace.input_tokens.sum()) + outputs
-            rest = max(self._deployment.page_size, self.trace.block_size)  # of a page, or of a block
+            rest = max(self._deployment.page_size, self.trace.block_size)  # partial pages and blocks
             capacity_tokens = tokens + (2 * len(self.trace) + 1) * rest
         return PrefixStore(
             self._model,
@@ -306,7 +306,7 @@ class Simulator:
         *,
         progress: Callable[[int], None] | None = None,
     ) -> tuple[Outcome, list[Node]]:
-        """Replay the tree in the plain mode, with something that stands in front of the order.
+        """Replay through the tree in the plain mode, with the policy's order wrapped.
 
         Args:
             settings: Policy and its settings, headroom, trimming.
@@ -315,11 +315,11 @@ class Simulator:
             progress: Called now and then with the number of requests done since the last call.
 
         Returns:
-            What happened, and the nodes that are held at the end.
+            The outcome, and the nodes that are cached at the end.
 
         Raises:
-            PluginError: No such policy, or it cannot serve the model.
-            SettingsError: A setting is wrong, or the pool holds less than a page.
+            PluginError: If there is no such policy, or it cannot serve the model.
+            SettingsError: If a setting is wrong, or the pool is smaller than a page.
         """
         from costcache.sim.replay import replay
 
@@ -346,7 +346,7 @@ class Simulator:
         return replace(replay(self.trace, self.keys, store, progress=progress), policy=policy)
 
     def _lru_pages(self, pages: int | None) -> PageOutcome:
-        """One capacity alone at first; all of them at once when a second one is asked for."""
+        """LRU at one capacity; all capacities at once from the second one on."""
         from costcache.sim.stack import lru
 
         if self._curve is None and not self._lru_was_run and pages is not None:

@@ -1,4 +1,4 @@
-"""A bound for models with states: what a policy that knows the future finds, step by greedy step."""
+"""A reference policy for models with states, which knows the future and decides greedily."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["Clairvoyant"]
 
 
 class Clairvoyant(StateOrder):
-    """The fewest tokens saved per byte and time to the next use go first, with the next use known.
+    """Evicts the entry that saves the fewest tokens per byte and per request until its known next use.
 
-    With states the cache is no longer one of equal pages, and no rule is known to be the optimum: this one is
-    greedy, another order may find more, and it bounds those that do not know the future only in practice.
+    With states the entries of a cache are not all alike, and no rule is known to be optimal. This one is
+    greedy: another order may hit more, so it bounds online policies in practice only.
     """
 
     period = 4
 
     def __init__(self, paths: PagePaths, page_size: int, kv_bytes: int, state_bytes: int) -> None:
         super().__init__()
-        self._request = 0  # the running one, from 0
+        self._request = 0  # number of the running request, from 0
         self._page_size, self._kv_bytes, self._state_bytes = page_size, kv_bytes, state_bytes
         self._offsets = paths.offsets.tolist()
         self._following = next_requests(paths, never=-1)
@@ -40,7 +40,7 @@ class Clairvoyant(StateOrder):
         """See the base class."""
         self._look(record)
 
-    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:  # noqa: ARG002  # stays as it is
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:  # noqa: ARG002  # its next use is the same
         """See the base class."""
         self._look(prefix)
 
@@ -51,7 +51,7 @@ class Clairvoyant(StateOrder):
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
         """See the base class."""
-        self._request = request.number  # they are counted from 1: the next one
+        self._request = request.number  # counted from 1, so this is the next one
         super().finish(request, info)
 
     def _look(self, record: NodeRecord) -> None:
@@ -63,5 +63,5 @@ class Clairvoyant(StateOrder):
         following = self._next[record.serial]
         if following < 0:
             return 0.0
-        held = self._state_bytes + (0 if record.live_children else record.tokens * self._kv_bytes)
-        return record.replay / (held * max(1, following - self._request))
+        freed = self._state_bytes + (0 if record.live_children else record.tokens * self._kv_bytes)
+        return record.replay / (freed * max(1, following - self._request))
