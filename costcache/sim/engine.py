@@ -78,7 +78,7 @@ class Simulator:
             trace: The requests, in order of time.
             model: The model's architecture facts.
             deployment: Page size, parallelism and KV dtype.
-            plugins: Where to look for plugins; the process's own by default.
+            plugins: Plugin manager; the process's own by default.
             prefill: Name of the prefill model; see :func:`costcache.sim.ttft.prefill_model`.
             warmup: Requests at the start that rates and times leave out.
             state_share: Models with states: share of the memory reserved for states; None for one pool

@@ -104,7 +104,7 @@ def fit_ratio(
         memory: Bytes for states and KV, on one rank.
         policy: Eviction policy of the server.
         ratios: Ratios to try. Those that leave no room for a state or a page are skipped.
-        plugins: Where to look for plugins; the process's own by default.
+        plugins: Plugin manager; the process's own by default.
         progress: Called now and then with the number of requests done since the last call.
 
     Raises:

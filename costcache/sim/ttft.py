@@ -79,7 +79,10 @@ CALIBRATED = {
 
 
 def roofline(cost: CostModel) -> PrefillModel:
-    """Derive a prefill model from FLOPs, at half of the accelerators' dense peak."""
+    """Derive a prefill model from FLOPs, at half of the accelerators' dense peak.
+
+    Attention costs what it does in the cost model.
+    """
     served = cost.deployment
     rate = served.flops_per_second * served.tp * served.pp * _UTILISATION
     per_token = cost.linear_params_flops / rate

@@ -3,7 +3,7 @@
 Fields: ``timestamp`` (milliseconds), ``input_length``, ``output_length`` (tokens), ``hash_ids``
 (one per block, the partial last one included, so ``ceil(input_length / block_size)``). Blocks
 are of 512 tokens unless the caller or a field ``block_size`` of the lines says otherwise. Other
-fields are left alone. Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces.
+fields are ignored. Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
 
     Args:
         source: The file.
-        block_size: Tokens per hash id; without it, as the lines say, else 512.
+        block_size: Tokens per hash id; by default as the lines say, else 512.
 
     Raises:
-        TraceError: A line is malformed: names the file, the line, the field, its value and what
-            belongs there.
+        TraceError: If a line is malformed; names the file, the line, the field, its value and the valid
+            values.
     """
     label = source.label
     columns = Columns()
@@ -107,12 +107,12 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace in Mooncake's format, with its ``block_size`` in every line.
 
-    A name that ends in ``.gz`` or ``.xz`` is compressed; ``-`` is standard output. The file
-    appears only once it is whole, and the same trace gives the same bytes. Times are written in
-    whole milliseconds where they are whole, so that reading gives the trace back.
+    A file whose name ends in ``.gz`` or ``.xz`` is compressed; ``-`` is standard output. The file appears
+    only once it is complete, and equal traces give equal bytes. Whole milliseconds are written as integers,
+    so reading the file gives the trace back.
 
     Raises:
-        TraceError: The file cannot be written.
+        TraceError: If the file cannot be written.
     """
     encode = msgspec.json.Encoder().encode_into
     columns = zip(
@@ -133,7 +133,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def _milliseconds(seconds: float) -> int | float:
-    """Whole where it is so but for the rounding of a division by 1000."""
+    """Milliseconds, as an integer if whole but for the rounding of a division by 1000."""
     exact = seconds * 1000.0
     return round(exact) if abs(exact - round(exact)) < 1e-6 else exact
 

@@ -1,7 +1,7 @@
-"""One JSON object a line, decoded into a struct; what does not fit becomes one clear line.
+"""Decodes one JSON object a line into a struct, with errors of one clear line.
 
-Whatever is wrong with a line, the error names the file, the line, the field, its value and what
-belongs there. The fields' types are the struct's; what they mean is said by the format.
+Errors name the file, the line, the field, its value and the valid values. The types of fields are the
+struct's; each format describes them in its own words.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = [
 ]
 
 MOST_TOKENS = 2**40
-"""More tokens than any request has; keeps every sum of a trace inside 64 bits."""
+"""More tokens than any request has; keeps every sum of a trace within 64 bits."""
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-# Lengths that are written out as ids: a damaged one must not fill the memory.
+# Lengths that are expanded into ids: a damaged one must not exhaust the memory.
 PieceTokens = Annotated[int, msgspec.Meta(ge=0, le=2**22)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -44,7 +44,7 @@ _SHOWN = 80
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no JSON, or not what was asked for."""
+"""Errors of msgspec for bytes that are no JSON, or not of the struct."""
 
 
 class Rows(Generic[T]):
@@ -64,17 +64,18 @@ class Rows(Generic[T]):
         """All lines of a file, with their numbers.
 
         Raises:
-            TraceError: A line does not fit; or as :func:`costcache.sim.traces.files.open_source`.
+            TraceError: If a line does not match the struct; or as
+                :func:`costcache.sim.traces.files.open_source` does.
         """
         label = source.label
         for number, line in source.lines():
             yield number, self.decode(label, number, line)
 
     def decode(self, label: str, number: int, line: bytes) -> T:
-        """One line.
+        """Decode one line.
 
         Raises:
-            TraceError: It does not fit.
+            TraceError: If it does not match the struct.
         """
         try:
             return self._decode(line)
@@ -99,7 +100,7 @@ class Rows(Generic[T]):
         fail(label, number, path.lstrip("."), _value(row, path), self._of(path, text), error)
 
     def _of(self, path: str, text: str) -> str:
-        """The valid values of a field: in the format's words, or else in the decoder's."""
+        """Valid values of a field, in the words of the format or else of the decoder."""
         names = [name for name, _ in _STEP.findall(path) if name] or [path]
         if path.endswith("]"):
             names.append(f"{names[-1]}[]")
@@ -112,7 +113,7 @@ class Rows(Generic[T]):
 def fail(
     label: str, number: int, field: str, value: object, expected: str, error: Exception | None = None
 ) -> NoReturn:
-    """Say that a field of a line is wrong.
+    """Report a wrong field of a line.
 
     Raises:
         TraceError: Always.
@@ -124,7 +125,7 @@ def fail(
 
 
 def fail_block_size(label: str, number: int, field: str, value: int, size: int, *, asked: bool) -> NoReturn:
-    """Say that the block size of a line is not that of the file.
+    """Report a line whose block size differs from the file's.
 
     Args:
         label: The file.
@@ -141,7 +142,7 @@ def fail_block_size(label: str, number: int, field: str, value: int, size: int, 
 
 
 def _not_json(label: str, number: int, line: bytes, error: Exception) -> NoReturn:
-    """Say that a line is no JSON.
+    """Report a line that is no JSON.
 
     Raises:
         TraceError: Always.
@@ -158,7 +159,7 @@ def _not_json(label: str, number: int, line: bytes, error: Exception) -> NoRetur
 
 
 def _value(row: Any, path: str) -> Any:
-    """What stands at a path, as far as it can be followed."""
+    """The value at a path, or at the longest part of it that exists."""
     for name, index in _STEP.findall(path):
         try:
             row = row[name] if name else row[int(index)]
