@@ -71,7 +71,7 @@ def rates(trace: Trace) -> list[float]:
     paths = page_paths(trace.page_keys(PAGE))
     pools = [int(paths.distinct * share) for share in SHARES]
     curve = LRUCurve(paths)
-    found = [int(curve.run(pool).matched.sum()) for pool in pools]
+    found = [int(curve.at(pool).matched.sum()) for pool in pools]
     found += [int(optimum(paths, pool).matched.sum()) for pool in pools]
     return [100 * pages * PAGE / int(trace.input_tokens.sum()) for pages in found]
 

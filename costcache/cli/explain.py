@@ -34,7 +34,7 @@ from costcache.hookspecs import PROJECT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from costcache.sim.explain import Account, Explanation
+    from costcache.sim.explain import ClassReport, Explanation
 
 __all__ = ["explain"]
 
@@ -175,11 +175,11 @@ def explain(
                 "against_lru": {
                     "gained_tokens": found.gained,
                     "lost_tokens": found.lost,
-                    "falls": [asdict(fall) for fall in found.falls],
+                    "falls": [asdict(fall) for fall in found.step_ins],
                 }
                 if found.compared
                 else None,
-                "classes": [_as_json(account) for account in found.accounts],
+                "classes": [_as_json(account) for account in found.classes],
             }
         )
         return
@@ -199,7 +199,7 @@ def explain(
             say(out, f"{kind}: {path}")
 
 
-def _as_json(account: Account) -> dict[str, Any]:
+def _as_json(account: ClassReport) -> dict[str, Any]:
     fields = asdict(account)
     del fields["unused"]
     return fields | {"seen": account.seen, "reused": account.reused}
@@ -219,7 +219,7 @@ def _print_classes(found: Explanation, top: int) -> None:
         ">median age\nat eviction",
         ">worth now\n/ hour",
     )
-    shown, others = found.accounts[:top], found.accounts[top:]
+    shown, others = found.classes[:top], found.classes[top:]
     rows = [(account.name, [account]) for account in shown]
     if others:
         rows.append((f"{len(others)} more classes", others))
@@ -238,7 +238,7 @@ def _print_classes(found: Explanation, top: int) -> None:
         )
     show(out, table)
     say(out)
-    evicted, returned = _sum(found.accounts, "evicted"), _sum(found.accounts, "returned")
+    evicted, returned = _sum(found.classes, "evicted"), _sum(found.classes, "returned")
     share = f" ({returned / evicted:.1%})" if evicted else ""
     say(out, f"{evicted:,} {found.unit} evicted, of which {returned:,}{share} were asked for again")
 
@@ -253,9 +253,9 @@ def _print_verdicts(found: Explanation) -> None:
         f"against LRU: {found.gained:,} tokens found that LRU would not have found, "
         f"{found.lost:,} the reverse",
     )
-    if not found.falls:
+    if not found.step_ins:
         say(out, "LRU never stepped in")
-    for fall in found.falls:
+    for fall in found.step_ins:
         back = "to the end" if fall.back is None else f"to {fall.back:,}"
         say(
             out,
@@ -264,7 +264,7 @@ def _print_verdicts(found: Explanation) -> None:
         )
 
 
-def _sum(accounts: Sequence[Account], field: str) -> int:
+def _sum(accounts: Sequence[ClassReport], field: str) -> int:
     return sum(getattr(account, field) for account in accounts)
 
 

@@ -34,7 +34,7 @@ def write_curves(explanation: Explanation, title: str, longest: float, path: Pat
             or the ending is of no format that can be drawn.
         OSError: The file cannot be written.
     """
-    shown = [account for account in explanation.accounts if account.unused][:_MOST]
+    shown = [account for account in explanation.classes if account.unused][:_MOST]
     if not shown:
         raise SettingsError(
             f"--plot {path}: {explanation.policy} has estimated nothing, since nothing had to be evicted: "

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from costcache.errors import SettingsError
+from costcache.files import open_whole
 
 __all__ = ["check_distinct", "check_folder", "check_outputs", "write_whole"]
 
 _NEEDS = {"--report": ("plotly", "report"), "--plot": ("matplotlib", "plot")}
 """Package and extra of each option."""
-
-_MODE = 0o666
 
 
 def check_outputs(*, report: Path | None = None, plot: Path | None = None) -> None:
@@ -81,24 +78,7 @@ def write_whole(path: Path, content: bytes) -> None:
         OSError: It cannot be written, names the file; the old file is as it was.
     """
     try:
-        _write(Path(os.path.realpath(path)), content)
+        with open_whole(path) as stream:
+            stream.write(content)
     except OSError as error:  # a temporary name, or none, is no help
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    if path.exists() and not path.is_file():
-        path.write_bytes(content)
-        return
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        mask = os.umask(0)  # temporary files are private; a report is as open as any new file
-        os.umask(mask)
-        Path(name).chmod(_MODE & ~mask)
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise

@@ -9,14 +9,14 @@ from costcache.errors import SettingsError
 from costcache.sim.engine import Simulator
 
 if TYPE_CHECKING:
+    from costcache.sim.cell import Cell
     from costcache.sim.results import Outcome
-    from costcache.sim.sweep import Cell
 
 __all__ = ["on_ray"]
 
 
 class _Worker:
-    """One process of the cluster, with the trace prepared once."""
+    """A worker process, with its trace prepared once."""
 
     def __init__(self, arguments: tuple[Any, ...]) -> None:
         trace, model, deployment, options = arguments
@@ -32,19 +32,19 @@ def on_ray(
     *,
     progress: Callable[[Cell, int], None] | None = None,
 ) -> list[Outcome]:
-    """Replay all cells on a Ray cluster; the outcomes come in the order of the cells.
+    """Replay all cells on a Ray cluster; the outcomes are in the order of the cells.
 
-    A cluster that the process is connected to is used and left as it is. Else Ray looks for one as it always
-    does (``RAY_ADDRESS``), and starts one on this machine where there is none. costcache and the plugins
-    in use must be installed on every machine.
+    Uses the cluster that the process is connected to, and leaves it running. Without one, Ray looks for a
+    cluster as usual (``RAY_ADDRESS``), and starts one on this machine if there is none. costcache and the
+    plugins in use must be installed on every machine.
 
     Args:
-        simulator: The trace, prepared.
-        cells: What to replay.
-        progress: Called with each cell that is done and its number of requests.
+        simulator: The simulator with the trace.
+        cells: The replays to run.
+        progress: Called with each finished cell and its number of requests.
 
     Raises:
-        SettingsError: Ray is not installed; or as :meth:`Simulator.run`.
+        SettingsError: If Ray is not installed; or as :meth:`Simulator.run` does.
     """
     try:
         import ray
@@ -56,7 +56,7 @@ def on_ray(
     if started:
         ray.init(log_to_driver=False, include_dashboard=False)
     try:
-        # The trace travels once, and each machine's workers share it.
+        # The trace is sent once, and shared by the workers of a machine.
         arguments = ray.put(simulator.arguments)
         workers = max(1, min(len(cells), int(ray.cluster_resources().get("CPU", 1))))
         actor = ray.remote(num_cpus=1)(_Worker)

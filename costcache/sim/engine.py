@@ -1,9 +1,9 @@
-"""The simulator: one trace, one model as it is deployed, any number of policies and capacities.
+"""The simulator: one trace, one deployed model, any number of policies and capacities.
 
-Policies are those of plugins, and two that know the future: ``infinite``, a pool without limit,
-and ``optimum``. Plain LRU is replayed page by page, or read off one pass over the trace for every
-capacity, where that equals the tree's own: with tails trimmed exactly, no headroom, and a plugin that
-evicts the exact shortfall.
+Policies come from plugins; two more know the future: ``infinite``, a pool without limit, and ``optimum``.
+Plain LRU is replayed page by page, or read off one pass over the trace at every capacity, wherever that
+equals the result of the tree: with tails trimmed exactly, no headroom, and a plugin that evicts the
+exact shortfall.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from costcache.radix.states import StateTree
     from costcache.records import NodeRecord
     from costcache.settings import Settings
-    from costcache.sim.paths import PagePaths, PageRun
+    from costcache.sim.paths import PageOutcome, PagePaths
     from costcache.sim.serving import ServingSettings
     from costcache.sim.stack import LRUCurve
     from costcache.sim.trace import Trace
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 __all__ = ["OFFLINE", "Simulator"]
 
 OFFLINE = {
-    "infinite": "A pool without limit: what any policy can find at most.",
+    "infinite": "A pool without limit: no policy can hit more.",
     "optimum": "The offline optimum at this capacity: Belady's rule on the pages of the tree.",
 }
-"""Policies of the simulator alone, with what they are."""
+"""The simulator's own policies, each with a description."""
 
 _MOST_PAGES = 6_000_000
-"""Pages of all prompts up to which a pass by pages is worth its memory (about 200 bytes a page)."""
+"""Most pages, of all prompts together, for a pass page by page: it takes about 200 bytes a page."""
 
 
 class Simulator:
@@ -54,7 +54,7 @@ class Simulator:
     Attributes:
         trace: The requests, in order of time.
         keys: Their pages.
-        cost: What tokens of the model hold and cost.
+        cost: Bytes and FLOPs of the model's tokens.
         prefill: Seconds of a prefill.
         warmup: Requests at the start that rates and times leave out.
     """
@@ -76,15 +76,15 @@ class Simulator:
             trace: The requests, in order of time.
             model: The model's architecture facts.
             deployment: Page size, parallelism and KV dtype.
-            plugins: Where to look for plugins; the process's own by default.
-            prefill: What says how long a prefill takes; see :func:`costcache.sim.ttft.prefill_model`.
+            plugins: Plugin manager; the process's own by default.
+            prefill: Name of the prefill model; see :func:`costcache.sim.ttft.prefill_model`.
             warmup: Requests at the start that rates and times leave out.
-            state_share: Models with states: share of the memory that states alone may use; None for one
-                pool of KV and states, priced in bytes. A capacity is always given as tokens of KV.
+            state_share: Models with states: share of the memory reserved for states; None for one pool
+                of KV and states, counted in bytes. Capacities are in tokens of KV either way.
 
         Raises:
-            PluginError: No plugin can serve the model.
-            SettingsError: No such prefill model, or a warm-up that leaves nothing.
+            PluginError: If no plugin can serve the model.
+            SettingsError: If there is no such prefill model, or the warm-up leaves no requests.
         """
         if warmup < 0 or (warmup and warmup >= len(trace)):
             raise SettingsError(f"warmup is {warmup} requests of {len(trace)}: leave some to measure")
@@ -99,11 +99,12 @@ class Simulator:
         self._prefill_name = prefill
         self._state_share = state_share
         self.keys = trace.page_keys(deployment.page_size)
-        self._lru_runs = 0
+        self._curve: LRUCurve | None = None
+        self._lru_was_run = False
 
     @property
     def arguments(self) -> tuple[Trace, ModelSpec, Deployment, dict[str, Any]]:
-        """What another process makes this simulator from, but for the plugins."""
+        """Arguments to make this simulator anew in another process, except the plugins."""
         options = {
             "prefill": self._prefill_name,
             "warmup": self.warmup,
@@ -113,16 +114,10 @@ class Simulator:
 
     @cached_property
     def paths(self) -> PagePaths:
-        """The trace's pages by number."""
+        """The trace's pages, numbered."""
         from costcache.sim.paths import page_paths
 
         return page_paths(self.keys)
-
-    @cached_property
-    def _lru(self) -> LRUCurve:
-        from costcache.sim.stack import LRUCurve
-
-        return LRUCurve(self.paths)
 
     def run(
         self,
@@ -140,16 +135,16 @@ class Simulator:
         Args:
             settings: Policy and its settings, headroom, trimming.
             capacity_tokens: Tokens in the pool; None for no limit.
-            capacity: How the capacity was written, for the report.
+            capacity: The capacity as it was written, for the report.
             serving: Replay on a server with a queue, locks and output; None for the plain mode.
             always_free: Restore the free target after every request, not only when an eviction has a
                 shortfall.
-            tree: Replay the tree that serves also where a pass by pages gives the same.
+            tree: Replay through the tree even where a pass page by page gives the same result.
             progress: Called now and then with the number of requests done since the last call.
 
         Raises:
-            PluginError: No such policy, or it cannot serve the model.
-            SettingsError: A setting is wrong.
+            PluginError: If there is no such policy, or it cannot serve the model.
+            SettingsError: If a setting is wrong.
         """
         outcome = self.outcome(
             settings, capacity_tokens, serving=serving, always_free=always_free, tree=tree, progress=progress
@@ -166,20 +161,18 @@ class Simulator:
         tree: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Outcome:
-        """Replay as :meth:`run` does, for what each request met instead of the figures.
+        """Replay as :meth:`run` does, and return the result of each request instead of the figures.
 
         Raises:
-            PluginError: No such policy, or it cannot serve the model.
-            SettingsError: A setting is wrong, or the pool holds less than a page.
+            PluginError: If there is no such policy, or it cannot serve the model.
+            SettingsError: If a setting is wrong, or the pool is smaller than a page.
         """
         self.check(settings, capacity_tokens)
-        if self._model.has_states:
-            if serving is not None or always_free:
-                raise SettingsError(
-                    f"model {self._model.name!r} has states, and is replayed in the plain mode "
-                    "alone: leave out --serving and --always-free"
-                )
-            return self._hybrid(settings, capacity_tokens, progress)
+        if self._model.has_states and (serving is not None or always_free):
+            raise SettingsError(
+                f"model {self._model.name!r} has states, and is replayed in the plain mode "
+                "alone: leave out --serving and --always-free"
+            )
         if settings.policy == "infinite" and serving is not None:
             unlimited = self._tree(
                 settings.model_copy(update={"policy": "lru"}), None, serving, False, progress
@@ -189,7 +182,7 @@ class Simulator:
             if serving is not None:
                 raise SettingsError(f"policy {settings.policy!r} is for the plain mode: leave out --serving")
             limit = None if settings.policy == "infinite" else capacity_tokens
-            return self._offline(settings.policy, limit, progress)
+            return self._offline(settings, limit, progress)
         if not tree and serving is None and self._by_pages(settings):
             outcome = self._pages("lru", lambda: self._lru_pages(self._in_pages(capacity_tokens)))
             if progress is not None:
@@ -200,7 +193,7 @@ class Simulator:
     def figures(
         self, outcome: Outcome, settings: Settings, capacity_tokens: int | None, *, capacity: str = ""
     ) -> Run:
-        """The figures of an outcome that :meth:`outcome` gave for these settings and this capacity."""
+        """The figures of an :meth:`outcome` of these settings and this capacity."""
         return make_run(
             outcome,
             self.trace,
@@ -218,19 +211,19 @@ class Simulator:
         return first_token_seconds(outcome, self.trace, self.prefill, self.warmup)
 
     def lru_curve(self, settings: Settings) -> LRUCurve | None:
-        """LRU at every capacity, in the plain mode; None where it cannot be read off one pass.
+        """LRU at every capacity, in the plain mode; None if it cannot be read off one pass.
 
         Args:
             settings: Settings with policy ``lru``.
         """
-        return self._lru if self._by_pages(settings) else None
+        return self._lru_curve() if self._by_pages(settings) else None
 
     def check(self, settings: Settings, capacity_tokens: int | None) -> str:
-        """Find out whether a replay can begin; returns the policy's own name.
+        """Check that a replay can begin, and return the policy's own name.
 
         Raises:
-            PluginError: No such policy, or it cannot serve the model.
-            SettingsError: A setting is wrong, or the pool holds less than a page.
+            PluginError: If there is no such policy, or it cannot serve the model.
+            SettingsError: If a setting is wrong, or the pool is smaller than a page.
         """
         page = self._deployment.page_size
         if capacity_tokens is not None and capacity_tokens < page:
@@ -248,14 +241,16 @@ class Simulator:
             )
         return settings.policy
 
-    def _radix_tree(self, settings: Settings, capacity_tokens: int | None, outputs: int = 0) -> RadixTree:
+    def _empty_tree(self, settings: Settings, capacity_tokens: int | None, outputs: int = 0) -> RadixTree:
+        if self._model.has_states:
+            return self._empty_state_tree(settings, capacity_tokens)
         if capacity_tokens is None:
             tokens = int(self.trace.input_tokens.sum()) + outputs
-            rest = max(self._deployment.page_size, self.trace.block_size)  # of a page, or of a block
+            rest = max(self._deployment.page_size, self.trace.block_size)  # partial pages and blocks
             capacity_tokens = tokens + (2 * len(self.trace) + 1) * rest
-        return RadixTree(self._binding(settings), capacity_tokens, page_bytes=self.keys.bytes_per_page)
+        return RadixTree(self._bind(settings), capacity_tokens, page_bytes=self.keys.bytes_per_page)
 
-    def _binding(self, settings: Settings) -> Binding:
+    def _bind(self, settings: Settings) -> Binding:
         return Binding.of(self._model, self._deployment, settings, plugins=self._plugins)
 
     def _tree(
@@ -270,14 +265,14 @@ class Simulator:
         from costcache.sim.serving import serve
 
         outputs = 0 if serving is None else int(self.trace.output_tokens.sum())
-        radix = self._radix_tree(settings, capacity_tokens, outputs)
+        tree = self._empty_tree(settings, capacity_tokens, outputs)
         if serving is None:
-            return replay(self.trace, self.keys, radix, always_free=always_free, progress=progress)
+            return replay(self.trace, self.keys, tree, always_free=always_free, progress=progress)
         return serve(
-            self.trace, self.keys, radix, self.prefill, serving, always_free=always_free, progress=progress
+            self.trace, self.keys, tree, self.prefill, serving, always_free=always_free, progress=progress
         )
 
-    def _state_tree(self, settings: Settings, capacity_tokens: int | None) -> StateTree:
+    def _empty_state_tree(self, settings: Settings, capacity_tokens: int | None) -> StateTree:
         from costcache.radix.states import StateTree
 
         token = self.cost.token
@@ -288,27 +283,11 @@ class Simulator:
         else:
             memory = capacity_tokens * token.kv_bytes
         return StateTree(
-            self._binding(settings),
+            self._bind(settings),
             memory,
             state_share=None if capacity_tokens is None else self._state_share,
             page_bytes=self.keys.bytes_per_page,
         )
-
-    def _hybrid(
-        self, settings: Settings, capacity_tokens: int | None, progress: Callable[[int], None] | None
-    ) -> Outcome:
-        from costcache.sim.future import Clairvoyant
-        from costcache.sim.hybrid import replay_states
-
-        token, page, policy = self.cost.token, self._deployment.page_size, settings.policy
-        states = self._state_tree(
-            settings.model_copy(update={"policy": "lru"}) if policy in OFFLINE else settings,
-            None if policy == "infinite" else capacity_tokens,
-        )
-        if policy == "optimum":
-            states.pool.rank_by(policy, Clairvoyant(self.paths, page, token.kv_bytes, token.state_bytes))
-        outcome = replay_states(self.trace, self.keys, states, progress=progress)
-        return replace(outcome, policy=policy) if policy in OFFLINE else outcome
 
     def watched(
         self,
@@ -318,7 +297,7 @@ class Simulator:
         *,
         progress: Callable[[int], None] | None = None,
     ) -> tuple[Outcome, list[NodeRecord]]:
-        """Replay the tree in the plain mode, with something that stands in front of the order.
+        """Replay through the tree in the plain mode, with the policy's order wrapped.
 
         Args:
             settings: Policy and its settings, headroom, trimming.
@@ -327,42 +306,53 @@ class Simulator:
             progress: Called now and then with the number of requests done since the last call.
 
         Returns:
-            What happened, and the nodes that are held at the end.
+            The outcome, and the nodes that are cached at the end.
 
         Raises:
-            PluginError: No such policy, or it cannot serve the model.
-            SettingsError: A setting is wrong, or the pool holds less than a page.
+            PluginError: If there is no such policy, or it cannot serve the model.
+            SettingsError: If a setting is wrong, or the pool is smaller than a page.
         """
-        from costcache.sim.hybrid import replay_states
         from costcache.sim.replay import replay
 
-        if self._model.has_states:
-            hybrid = self._state_tree(settings, capacity_tokens)
-            hybrid.pool.rank_by(hybrid.pool.policy, watch(hybrid.pool.order))
-            outcome = replay_states(self.trace, self.keys, hybrid, progress=progress)
-            return outcome, hybrid.pool.records()
-        radix = self._radix_tree(settings, capacity_tokens)
-        radix.pool.rank_by(radix.pool.policy, watch(radix.pool.order))
-        return replay(self.trace, self.keys, radix, progress=progress), radix.pool.records()
+        tree = self._empty_tree(settings, capacity_tokens)
+        tree.pool.rank_by(tree.pool.policy, watch(tree.pool.order))
+        return replay(self.trace, self.keys, tree, progress=progress), tree.pool.records()
 
     def _offline(
-        self, policy: str, capacity_tokens: int | None, progress: Callable[[int], None] | None
+        self, settings: Settings, capacity_tokens: int | None, progress: Callable[[int], None] | None
     ) -> Outcome:
-        from costcache.sim.optimum import optimum
+        policy = settings.policy
+        if not self._model.has_states:
+            from costcache.sim.optimum import optimum
 
-        pages = self._in_pages(capacity_tokens)
-        return self._pages(policy, lambda: optimum(self.paths, pages, progress))
+            pages = self._in_pages(capacity_tokens)
+            return self._pages(policy, lambda: optimum(self.paths, pages, progress))
+        from costcache.sim.future import Clairvoyant
+        from costcache.sim.replay import replay
 
-    def _lru_pages(self, pages: int | None) -> PageRun:
-        """One capacity at first; every capacity at once as soon as a second one is wanted."""
-        from costcache.sim.window import lru
+        tree = self._empty_state_tree(settings.model_copy(update={"policy": "lru"}), capacity_tokens)
+        if policy == "optimum":
+            token, page = self.cost.token, self._deployment.page_size
+            tree.pool.rank_by(policy, Clairvoyant(self.paths, page, token.kv_bytes, token.state_bytes))
+        return replace(replay(self.trace, self.keys, tree, progress=progress), policy=policy)
 
-        if self._lru_runs == 0 and pages is not None and "_lru" not in self.__dict__:
-            self._lru_runs += 1
+    def _lru_pages(self, pages: int | None) -> PageOutcome:
+        """LRU at one capacity; all capacities at once from the second one on."""
+        from costcache.sim.stack import lru
+
+        if self._curve is None and not self._lru_was_run and pages is not None:
+            self._lru_was_run = True
             return lru(self.paths, pages)
-        return self._lru.run(pages)
+        return self._lru_curve().at(pages)
 
-    def _pages(self, policy: str, replay: Callable[[], PageRun]) -> Outcome:
+    def _lru_curve(self) -> LRUCurve:
+        from costcache.sim.stack import LRUCurve
+
+        if self._curve is None:
+            self._curve = LRUCurve(self.paths)
+        return self._curve
+
+    def _pages(self, policy: str, replay: Callable[[], PageOutcome]) -> Outcome:
         started = time.perf_counter()
         run = replay()
         seconds = time.perf_counter() - started

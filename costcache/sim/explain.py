@@ -1,4 +1,4 @@
-"""What a policy did to each of its classes in a replay: kept, dropped, and missed afterwards."""
+"""Reports, for each class of a policy, the hits, evictions and regretted evictions of a replay."""
 
 from __future__ import annotations
 
@@ -9,45 +9,47 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.orders import VictimOrder
-from costcache.records import NodeRecord, PoolState, RequestInfo, RequestRecord
+from costcache.records import NodeRecord, RequestInfo, RequestRecord
+from costcache.settings import Settings
 from costcache.sim.engine import OFFLINE
 
 if TYPE_CHECKING:
     from costcache.explained import Explained
     from costcache.model import ModelSpec
     from costcache.plugins import PluginManager
-    from costcache.settings import Settings
     from costcache.sim.engine import Simulator
     from costcache.sim.paths import PagePaths
     from costcache.sim.results import Outcome
 
-__all__ = ["Account", "Explanation", "Fall", "explain", "explainable"]
+__all__ = ["ClassReport", "Explanation", "StepIn", "explain", "explainable"]
 
 _DEAD = -1
-_NO_STATE = "KV behind the last state"
+_NO_STATE = "KV after the last state"
 _FORWARDED = ("touch", "refresh", "split", "unlock", "attach", "defer", "load", "next_victim")
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """What became of one class, in tokens, or in states where the model has them.
+class ClassReport:
+    """The reuse intervals of one class, in tokens, or in states if the model has them.
 
-    A token counts once for each time that it waited for its next use: it was used, or went, or waits still.
+    A reuse interval begins with a use of a token. It ends with the next use or with an eviction, or is still
+    open at the end of the trace. Each interval of each token counts once.
 
     Attributes:
         name: The class in words.
-        used: Waits that ended with a use that the cache served.
-        evicted: Waits that ended with an eviction.
-        held: Waits that last at the end of the trace.
-        returned: Of the evicted, those that a later request asked for; each counts once.
-        hit_tokens: Prompt tokens that the uses saved.
-        evicted_tokens: Tokens of KV that went.
-        eviction_age: Median wait of what was evicted, in units of the clock; None where nothing was.
-        worth: Expected uses of what is held per unit of the clock, on average; None where nothing is.
-        unused: Share that is not used again up to each of the explanation's ages, as the policy sees it.
+        used: Intervals that ended with a hit.
+        evicted: Intervals that ended with an eviction.
+        held: Intervals still open at the end of the trace: the token is cached.
+        returned: Evictions that were regretted, since a later request asked for the token; each counts once.
+        hit_tokens: Prompt tokens that hit.
+        evicted_tokens: Tokens of KV evicted.
+        eviction_age: Median time from the last use to the eviction, in units of the clock; None without
+            evictions.
+        worth: Mean expected uses per unit of the clock of a cached token or state; None if none is cached.
+        unused: The survival curve as the policy estimates it: share not used again up to each of the
+            explanation's ages.
     """
 
     name: str
@@ -63,23 +65,23 @@ class Account:
 
     @property
     def seen(self) -> int:
-        """All waits."""
+        """All intervals."""
         return self.used + self.evicted + self.held
 
     @property
     def reused(self) -> float:
-        """Share of all waits after which a use came, those included that came too late."""
+        """Share of all intervals that were followed by a use, whether it hit or came after the eviction."""
         return (self.used + self.returned) / self.seen if self.seen else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fall:
-    """LRU took over since the policy was behind it.
+class StepIn:
+    """A period in which LRU decided, because the policy had fallen behind it.
 
     Attributes:
-        request: The request at whose end that was so, counted from 1.
-        delay: Requests since the policy's lead over LRU, in tokens found, was greatest.
-        back: The request at whose end the policy was in force again; None if it was not.
+        request: The request at whose end LRU stepped in, counted from 1.
+        delay: Requests since the policy's lead over LRU, in hit tokens, peaked.
+        back: The request at whose end the policy took over again; None if it did not.
     """
 
     request: int
@@ -89,30 +91,30 @@ class Fall:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a policy did in a replay, class by class.
+    """The decisions of a policy in a replay, class by class.
 
     Attributes:
-        policy: Its own name.
-        unit: What is counted: tokens, or states.
-        outcome: What the replay gave.
-        accounts: The classes, those first of which most was used or evicted.
-        ages: Ages of the curves, in units of the clock.
-        compared: True where the policy compares itself with LRU; what follows is 0 and empty otherwise.
-        gained: Tokens found that LRU would not have found.
-        lost: Tokens that LRU would have found, and the policy did not.
-        falls: When LRU took over.
-        tables: What was learned, as a file that the policy can start from; None where it cannot.
+        policy: The policy's own name.
+        unit: The unit of the counts: tokens or states.
+        outcome: The outcome of the replay.
+        classes: The classes, by used plus evicted, the largest first.
+        ages: Ages of the survival curves, in units of the clock.
+        compared: True if the policy compares itself with LRU; otherwise the next three are 0 and empty.
+        gained: Tokens that hit, and would have missed under LRU.
+        lost: Tokens that missed, and would have hit under LRU.
+        step_ins: The periods in which LRU decided.
+        tables: The learned tables, as a file that the policy can start from; None if it has none.
     """
 
     policy: str
     unit: Literal["tokens", "states"]
     outcome: Outcome
-    accounts: list[Account]
+    classes: list[ClassReport]
     ages: Sequence[float]
     compared: bool
     gained: int
     lost: int
-    falls: list[Fall]
+    step_ins: list[StepIn]
     tables: str | None
 
 
@@ -123,17 +125,17 @@ def explain(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Explanation:
-    """Replay a trace in the plain mode, and keep account of the policy's classes.
+    """Replay a trace in the plain mode and report on the policy's classes.
 
     Args:
-        simulator: The trace, prepared.
+        simulator: The simulator with the trace.
         settings: Policy and its settings, headroom, trimming.
         capacity_tokens: Tokens in the pool; None for no limit.
         progress: Called now and then with the number of requests done since the last call.
 
     Raises:
-        PluginError: No such policy, or it cannot serve the model.
-        SettingsError: The policy tells no classes apart, or failed; or a setting is wrong.
+        PluginError: If there is no such policy, or it cannot serve the model.
+        SettingsError: If the policy tells no classes apart, or fails; or a setting is wrong.
     """
     name = simulator.check(settings, capacity_tokens)
     paths = simulator.paths
@@ -157,12 +159,12 @@ def explain(
         policy=name,
         unit=ledger.view.unit,
         outcome=outcome,
-        accounts=ledger.accounts(records),
+        classes=ledger.reports(records),
         ages=ledger.view.ages,
         compared=verdict is not None,
         gained=0 if verdict is None else verdict.gained,
         lost=0 if verdict is None else verdict.lost,
-        falls=ledger.falls,
+        step_ins=ledger.step_ins,
         tables=ledger.view.tables(),
     )
 
@@ -170,38 +172,35 @@ def explain(
 def explainable(
     settings: Settings, model: ModelSpec, plugins: PluginManager, *, tables: bool = False
 ) -> None:
-    """Find out, before any work is done, whether a policy can be explained.
+    """Check, before any work is done, that a policy can be explained.
 
     Args:
         settings: The policy and its settings.
         model: The model.
         plugins: Where to look for policies.
-        tables: What it learns is to be saved.
+        tables: Whether the tables that it learns are to be saved.
 
     Raises:
-        PluginError: No such policy, or it cannot serve the model.
-        SettingsError: It tells no classes apart, and which do; or what it learns cannot be saved.
+        PluginError: If there is no such policy, or it cannot serve the model.
+        SettingsError: If it tells no classes apart, naming those that do, or cannot start from tables.
     """
-    architecture = plugins.match(model)
-    if settings.policy in OFFLINE or not plugins.policy_spec(settings, architecture)[1].explains:
-        specs = plugins.policies()
+    specs, architecture = plugins.policies(), plugins.match(model)
+    spec = None if settings.policy in OFFLINE else plugins.policy_spec(settings, architecture)[1]
+    if spec is None or not spec.explains:
         known = [name for name in plugins.serving(model) if specs[name].explains]
         raise SettingsError(
             f"policy {settings.policy!r} does not tell classes apart and cannot be explained: of the "
             f"policies that serve {model.name}, {', '.join(known) or 'none'} can"
         )
-    unit = "bytes" if model.has_states else "tokens"
-    pools = (PoolState("memory", unit, 1 << 40, 1 << 40, 0, 0, 1),)
-    _, order = plugins.make_order(settings, architecture, architecture.cost(Deployment()), pools)
-    view = order.explained() if tables else None
-    if tables and (view is None or view.tables() is None):
+    plugins.check_settings(settings, architecture)
+    if tables and (model.has_states or "tables" not in spec.settings.model_fields):
         raise SettingsError(
             f"--save-tables: policy {settings.policy!r} cannot start from what it learned on "
             f"{model.name}: leave it out"
         )
 
 
-class _Entry:
+class _Sums:
     """Sums of one class."""
 
     __slots__ = ("ages", "amounts", "evicted_tokens", "hit_tokens", "returned", "used")
@@ -211,7 +210,7 @@ class _Entry:
         self.ages, self.amounts = array("d"), array("q")  # of each eviction
 
     def median(self) -> float | None:
-        """Age at which half of what was evicted had gone."""
+        """Median age of the evicted tokens or states."""
         if not self.ages:
             return None
         ages, amounts = np.array(self.ages), np.array(self.amounts)
@@ -221,32 +220,33 @@ class _Entry:
 
 
 class _Ledger(VictimOrder):
-    """Stands in front of an order, hands all events on, and counts what they mean for its classes.
+    """Wraps an order: forwards all events, and counts them for the order's classes.
 
     Attributes:
-        view: The order, seen by its classes.
-        falls: When LRU took over.
+        view: The order's classes.
+        step_ins: The periods in which LRU decided.
     """
 
     def __init__(self, order: VictimOrder, explained: Explained, paths: PagePaths, page_size: int) -> None:
         self.view = explained
-        self.falls: list[Fall] = []
+        self.step_ins: list[StepIn] = []
         self._order = order
         self._paths = paths
         self._page = page_size
         self._states = explained.unit == "states"
-        self._entries: dict[int, _Entry] = {}
-        self._gone = np.full(paths.distinct, -1, np.int32)  # class in which a page, or state, went
+        self._sums: dict[int, _Sums] = {}
+        # The class in which each page, or state, was evicted; -1 if it was not, or was regretted since.
+        self._evicted_in = np.full(paths.distinct, -1, np.int32)
         self._lead, self._since = 0, 0
         self._behind = False
         for event in _FORWARDED:
             setattr(self, event, getattr(order, event))
 
-    def _entry(self, group: int) -> _Entry:
-        entry = self._entries.get(group)
-        if entry is None:
-            entry = self._entries[group] = _Entry()
-        return entry
+    def _sums_of(self, group: int) -> _Sums:
+        sums = self._sums.get(group)
+        if sums is None:
+            sums = self._sums[group] = _Sums()
+        return sums
 
     # -- uses --------------------------------------------------------------------------------
 
@@ -256,20 +256,20 @@ class _Ledger(VictimOrder):
     def use(self, record: NodeRecord) -> None:
         if not self._states:
             for part in self.view.parts(record, record.depth, record.end):
-                entry = self._entry(part.group)
-                entry.used += part.amount
-                entry.hit_tokens += part.amount
+                sums = self._sums_of(part.group)
+                sums.used += part.amount
+                sums.hit_tokens += part.amount
         self._order.use(record)
 
     def consume(self, record: NodeRecord) -> None:
         for part in self.view.parts(record, record.depth, record.end):
-            entry = self._entry(part.group)
-            entry.used += part.amount
-            entry.hit_tokens += record.end
+            sums = self._sums_of(part.group)
+            sums.used += part.amount
+            sums.hit_tokens += record.end
         self._order.consume(record)
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
-        self._missed(request)
+        self._count_regrets(request)
         self._order.finish(request, info)
         verdict = self.view.against_lru()
         if verdict is None:
@@ -277,26 +277,26 @@ class _Ledger(VictimOrder):
         lead = verdict.gained - verdict.lost
         if verdict.behind != self._behind:
             if verdict.behind:
-                self.falls.append(Fall(request.number, request.number - self._since, None))
+                self.step_ins.append(StepIn(request.number, request.number - self._since, None))
             else:
-                fall = self.falls[-1]
-                self.falls[-1] = Fall(fall.request, fall.delay, request.number)
+                last = self.step_ins[-1]
+                self.step_ins[-1] = StepIn(last.request, last.delay, request.number)
             self._behind = verdict.behind
             self._lead, self._since = lead, request.number
         elif lead >= self._lead:
             self._lead, self._since = lead, request.number
 
-    def _missed(self, request: RequestRecord) -> None:
-        """What a request asked for, and had been evicted."""
+    def _count_regrets(self, request: RequestRecord) -> None:
+        """Count the evictions of pages that a request missed."""
         first, stop = self._paths.offsets[request.number - 1 : request.number + 1]
         pages = self._paths.paths[first + request.matched // self._page : stop]
-        pages = pages[self._gone[pages] >= 0]
+        pages = pages[self._evicted_in[pages] >= 0]
         if self._states:
-            pages = pages[-1:]  # it would have gone on from the deepest one
-        groups, counts = np.unique(self._gone[pages], return_counts=True)
+            pages = pages[-1:]  # it would have resumed from the deepest one
+        groups, counts = np.unique(self._evicted_in[pages], return_counts=True)
         for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
-            self._entry(group).returned += count if self._states else count * self._page
-        self._gone[pages] = -1
+            self._sums_of(group).returned += count if self._states else count * self._page
+        self._evicted_in[pages] = -1
 
     # -- evictions ---------------------------------------------------------------------------
 
@@ -317,47 +317,47 @@ class _Ledger(VictimOrder):
         first = int(self._paths.offsets[record.creator - 1])
         parts = self.view.parts(record, start, stop)
         if self._states and not parts:
-            self._entry(_DEAD).evicted_tokens += tokens
+            self._sums_of(_DEAD).evicted_tokens += tokens
         at = start
         for part in parts:
-            entry = self._entry(part.group)
-            entry.ages.append(part.age)
-            entry.amounts.append(part.amount)
+            sums = self._sums_of(part.group)
+            sums.ages.append(part.age)
+            sums.amounts.append(part.amount)
             if self._states:
-                entry.evicted_tokens += tokens
+                sums.evicted_tokens += tokens
                 at = stop - page
             else:
-                entry.evicted_tokens += part.amount
+                sums.evicted_tokens += part.amount
             end = stop if self._states else at + part.amount
-            self._gone[self._paths.paths[first + at // page : first + end // page]] = part.group
+            self._evicted_in[self._paths.paths[first + at // page : first + end // page]] = part.group
             at = end
 
     # -- at the end --------------------------------------------------------------------------
 
-    def accounts(self, records: Sequence[NodeRecord]) -> list[Account]:
-        """The classes, given the records of what is held now."""
-        held: dict[int, int] = {}
+    def reports(self, records: Sequence[NodeRecord]) -> list[ClassReport]:
+        """The classes, given the records of the nodes that are cached now."""
+        cached: dict[int, int] = {}
         promised: dict[int, float] = {}
         for record in records:
             for part in self.view.parts(record, record.depth, record.end):
                 group = part.group
-                held[group] = held.get(group, 0) + part.amount
+                cached[group] = cached.get(group, 0) + part.amount
                 worth = part.amount * self.view.worth(group, part.age)
                 promised[group] = promised.get(group, 0.0) + worth
         found = []
-        for group in sorted({*self._entries, *held}):
-            entry, kept = self._entry(group), held.get(group, 0)
-            account = Account(
+        for group in sorted({*self._sums, *cached}):
+            sums, kept = self._sums_of(group), cached.get(group, 0)
+            report = ClassReport(
                 name=_NO_STATE if group == _DEAD else self.view.name(group),
-                used=entry.used,
-                evicted=sum(entry.amounts),
+                used=sums.used,
+                evicted=sum(sums.amounts),
                 held=kept,
-                returned=entry.returned,
-                hit_tokens=entry.hit_tokens,
-                evicted_tokens=entry.evicted_tokens,
-                eviction_age=entry.median(),
+                returned=sums.returned,
+                hit_tokens=sums.hit_tokens,
+                evicted_tokens=sums.evicted_tokens,
+                eviction_age=sums.median(),
                 worth=promised[group] / kept if kept else None,
                 unused=[] if group == _DEAD else self.view.unused(group),
             )
-            found.append(account)
-        return sorted(found, key=lambda account: -(account.used + account.evicted))
+            found.append(report)
+        return sorted(found, key=lambda report: -(report.used + report.evicted))

@@ -1,37 +1,34 @@
-"""A bound for models with states: what a policy that knows the future finds, step by greedy step."""
+"""A reference policy for models with states, which knows the future and decides greedily."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from costcache.policies.states import StateOrder
-from costcache.sim.optimum import next_use
+from costcache.sim.optimum import next_requests
 
 if TYPE_CHECKING:
-    from costcache.records import NodeRecord
+    from costcache.records import NodeRecord, RequestInfo, RequestRecord
     from costcache.sim.paths import PagePaths
 
 __all__ = ["Clairvoyant"]
 
 
 class Clairvoyant(StateOrder):
-    """The fewest tokens saved per byte and time to the next use go first, with the next use known.
+    """Evicts the entry that saves the fewest tokens per byte and per request until its known next use.
 
-    With states the cache is no longer one of equal pages, and no rule is known to be the optimum: this one is
-    greedy, another order may find more, and it bounds those that do not know the future only in practice.
-
-    Attributes:
-        request: The request at work, from 0; the replay sets it.
+    With states the entries of a cache are not all alike, and no rule is known to be optimal. This one is
+    greedy: another order may hit more, so it bounds online policies in practice only.
     """
 
     period = 4
 
     def __init__(self, paths: PagePaths, page_size: int, kv_bytes: int, state_bytes: int) -> None:
         super().__init__()
-        self.request = 0
+        self._request = 0  # number of the running request, from 0
         self._page_size, self._kv_bytes, self._state_bytes = page_size, kv_bytes, state_bytes
         self._offsets = paths.offsets.tolist()
-        self._following = next_use(paths, never=-1)
+        self._following = next_requests(paths, never=-1)
         self._next: dict[int, int] = {}
 
     def insert(self, record: NodeRecord) -> None:
@@ -43,7 +40,7 @@ class Clairvoyant(StateOrder):
         """See the base class."""
         self._look(record)
 
-    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:  # noqa: ARG002  # stays as it is
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:  # noqa: ARG002  # its next use is the same
         """See the base class."""
         self._look(prefix)
 
@@ -52,8 +49,13 @@ class Clairvoyant(StateOrder):
         self._next.pop(record.serial, None)
         super().remove(record)
 
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        """See the base class."""
+        self._request = request.number  # counted from 1, so this is the next one
+        super().finish(request, info)
+
     def _look(self, record: NodeRecord) -> None:
-        at = self._offsets[self.request] + record.end // self._page_size - 1
+        at = self._offsets[self._request] + record.end // self._page_size - 1
         self._next[record.serial] = int(self._following[at])
 
     def score(self, record: NodeRecord) -> float:
@@ -61,5 +63,5 @@ class Clairvoyant(StateOrder):
         following = self._next[record.serial]
         if following < 0:
             return 0.0
-        held = self._state_bytes + (0 if record.live_children else record.tokens * self._kv_bytes)
-        return record.replay / (held * max(1, following - self.request))
+        freed = self._state_bytes + (0 if record.live_children else record.tokens * self._kv_bytes)
+        return record.replay / (freed * max(1, following - self._request))

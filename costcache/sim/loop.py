@@ -1,4 +1,4 @@
-"""What the loops over a trace's requests have in common."""
+"""Helpers of the loops over a trace's requests: progress reports, and no garbage collection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PER_REPORT = 512
 def numbered(
     requests: Iterable[T], count: int, progress: Callable[[int], None] | None
 ) -> Iterable[tuple[int, T]]:
-    """Number requests from 0, as :func:`enumerate` does, and tell of those that are done.
+    """Number requests from 0, as :func:`enumerate` does, and report progress.
 
     Args:
         requests: One item per request.
@@ -34,7 +34,7 @@ def numbered(
     each = enumerate(requests)
     if progress is None:
         return each
-    # Chained batches, since a generator that is resumed for every request takes longer than the numbers.
+    # Batches, chained: resuming a generator for every request would cost more than the numbering.
     return chain.from_iterable(_batches(each, count, progress))
 
 
@@ -46,7 +46,7 @@ def _batches(each: Iterator[N], count: int, progress: Callable[[int], None]) -> 
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Without Python's cycle collector: it would scan all nodes again and again, half of the time."""
+    """Disable Python's cycle collector, which would take half of the time to scan all nodes over and over."""
     collect = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,9 @@
-"""The offline optimum: what no online policy can beat.
+"""The offline optimum, which no online policy can beat.
 
-Belady's rule (1966) on the pages of a prefix tree: evict the page whose next use is furthest away.
-A page is used whenever a page behind it is, so its next use is never later than theirs; taking the
-deeper of two equals evicts leaves only. For hits of whole pages with every miss inserted this is
-exact, since each page counts the same and no order of leaves is ever in the way.
+Belady's rule (1966) on the pages of a prefix tree: evict the page whose next use is furthest in the future.
+Every use of a page is a use of its ancestors, so its next use is never earlier than theirs; with ties
+broken by depth, the deepest first, every victim is a leaf. For hits in whole pages, with every miss
+inserted, the rule is exact: all pages are of one size, and the tree never stands in its way.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costcache.sim.loop import numbered
-from costcache.sim.paths import PageRun
+from costcache.sim.paths import PageOutcome
+from costcache.sim.reuse import reuse_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from costcache.sim.paths import PagePaths
 
-__all__ = ["next_use", "optimum"]
+__all__ = ["next_requests", "optimum"]
 
 _STALE = 4096
 
 
-def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], None] | None = None) -> PageRun:
-    """Replay a trace with knowledge of its future.
+def optimum(
+    paths: PagePaths, capacity: int | None, progress: Callable[[int], None] | None = None
+) -> PageOutcome:
+    """Replay a trace, knowing its future.
 
     Args:
         paths: The trace's pages.
@@ -39,10 +43,10 @@ def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], No
     requests = len(offsets) - 1
     lengths = np.diff(paths.offsets)
     free = size = paths.distinct if capacity is None else capacity
-    # One number per use: the request of the next use, then the depth. The largest goes first.
+    # One number per use: the request of the next use, then the depth. The largest is evicted first.
     scale = int(lengths.max(initial=0)) + 1
     depths = np.arange(paths.paths.size) - np.repeat(paths.offsets[:-1], lengths)
-    ranks = next_use(paths, requests)
+    ranks = next_requests(paths, requests)
     ranks *= -scale
     ranks -= depths
     del depths
@@ -51,7 +55,7 @@ def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], No
     matched: list[int] = []
     evicted = evictions = missing = oversized = 0
     for request, (start, stop) in numbered(pairwise(offsets), requests, progress):
-        # Request by request: the whole as Python's integers would take ten times the memory.
+        # Request by request, since all pages as Python integers would take ten times the memory.
         pages, ranked = paths.paths[start:stop].tolist(), ranks[start:stop].tolist()
         length = stop - start
         found = 0
@@ -61,7 +65,7 @@ def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], No
         oversized += capacity is not None and length > capacity
         shortfall = length - found - free
         if shortfall > 0:
-            # What this request uses has the lowest next use of all, this very request: it stays.
+            # The next use of this request's own pages is this very request, the lowest of all: they stay.
             in_use = -(request + 1) * scale
             missing += shortfall
             evictions += 1
@@ -70,23 +74,22 @@ def optimum(paths: PagePaths, capacity: int | None, progress: Callable[[int], No
                 evicted += 1
                 free += 1
                 shortfall -= 1
-            length -= shortfall  # the head that fits
+            length -= shortfall  # only the head fits
         free -= length - found
         for rank, page in zip(ranked[:length], pages, strict=False):
             cached[page] = 1
             heapq.heappush(heap, (rank, page))
-        if len(heap) > 2 * (size - free) + _STALE:  # mostly of uses whose next one has come by now
+        if len(heap) > 2 * (size - free) + _STALE:  # most entries are stale: the next use is past
             bound = -(request + 1) * scale
             heap = [entry for entry in heap if entry[0] <= bound]
             heapq.heapify(heap)
-    return PageRun(np.array(matched, np.int64), missing, evicted, evictions, oversized)
+    return PageOutcome(np.array(matched, np.int64), missing, evicted, evictions, oversized)
 
 
-def next_use(paths: PagePaths, never: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """For each use, the request of the next use of the same page; ``never`` where there is none."""
+def next_requests(paths: PagePaths, never: int) -> NDArray[np.int64]:
+    """The request of each page's next use, ``never`` where there is none; int64 of shape [pages]."""
     request = np.repeat(np.arange(paths.offsets.size - 1), np.diff(paths.offsets))
-    order = np.argsort(paths.paths, kind="stable")
-    same = paths.paths[order[1:]] == paths.paths[order[:-1]]
+    earlier, later = reuse_pairs(paths.paths)
     following = np.full(paths.paths.size, never, np.int64)
-    following[order[:-1][same]] = request[order[1:][same]]
+    following[earlier] = request[later]
     return following

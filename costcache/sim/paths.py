@@ -1,7 +1,7 @@
-"""Every page of a trace as the number of its path from the root.
+"""The pages of a trace, each as the number of its path from the root.
 
-Two pages are the same cache entry where their whole prefixes are the same. Numbering paths once
-turns a replay by page into arithmetic on integers.
+Two pages are one cache entry if their whole prefixes are equal. With paths numbered once, a replay page by
+page is arithmetic on integers.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from costcache.sim.trace import PageKeys
 
-__all__ = ["PagePaths", "PageRun", "page_paths"]
+__all__ = ["PageOutcome", "PagePaths", "page_paths"]
 
 Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PagePaths:
-    """The whole pages of all prompts, end to end.
+    """The whole pages of all prompts, concatenated.
 
     Attributes:
         paths: Number of each page's path, from 0, int64 of shape [pages].
-        parents: Number of the path in front of each path, -1 for a first page, int64 of shape [distinct].
+        parents: Number of each path's parent, -1 for a first page, int64 of shape [distinct].
         offsets: int64 of shape [requests + 1]; request i has ``paths[offsets[i]:offsets[i + 1]]``.
-        distinct: Different paths.
+        distinct: Number of distinct paths.
     """
 
     paths: Int64
@@ -38,12 +38,13 @@ class PagePaths:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class PageRun:
-    """What one policy did at one capacity, page by page.
+class PageOutcome:
+    """The outcome of one policy at one capacity, counted in pages.
 
     Attributes:
-        matched: Pages found by each request, int64 of shape [requests].
-        shortfall: Pages that were needed beyond those that were free, of requests longer than the pool all.
+        matched: Pages that each request hit, int64 of shape [requests].
+        shortfall: Pages needed beyond the free ones; all that a request misses count,
+            even if it is longer than the pool.
         evicted: Pages evicted.
         evictions: Requests that had a shortfall.
         oversized: Requests longer than the pool.
@@ -59,8 +60,8 @@ class PageRun:
 def page_paths(keys: PageKeys) -> PagePaths:
     """Number the paths of all pages.
 
-    Where pages are named with what is in front of them, they are paths. Elsewhere it goes level by
-    level: at each depth, a path is a pair of its parent's path and its page.
+    If ids name pages together with their prefix, pages are paths already. Otherwise paths are numbered
+    level by level: at each depth, a path is the pair of its parent's path and its page.
     """
     lengths = keys.tokens // keys.page_size
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
@@ -83,15 +84,15 @@ def page_paths(keys: PageKeys) -> PagePaths:
         )
         paths[at] = distinct + inverse
         parents.append(parent[first])
-        going_on = lengths[active] > depth + 1
-        active, parent = active[going_on], distinct + inverse[going_on]
+        longer = lengths[active] > depth + 1
+        active, parent = active[longer], distinct + inverse[longer]
         distinct += names.size
         depth += 1
     return PagePaths(paths, np.concatenate(parents) if parents else np.empty(0, np.int64), offsets, distinct)
 
 
 def _already_paths(pages: Int64, offsets: Int64) -> Int64 | None:
-    """The page in front of each page, -1 for a first one; None where that is not always the same."""
+    """The parent of each page, -1 for a first page; None if some page has more than one parent."""
     if not pages.size:
         return None
     before = np.empty_like(pages)
@@ -103,7 +104,7 @@ def _already_paths(pages: Int64, offsets: Int64) -> Int64 | None:
 
 
 def _page_numbers(keys: PageKeys, pages: int) -> Int64:
-    """Each page's content as a dense number: equal numbers, equal bytes."""
+    """Each page as a dense number; numbers are equal where the bytes are."""
     raw = b"".join(keys)
     if keys.units_per_page == 1:
         names = np.frombuffer(raw, np.int64)

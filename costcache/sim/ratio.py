@@ -1,7 +1,7 @@
-"""How to divide memory between states and KV, where a server gives each a fixed pool.
+"""The split of memory between states and KV, for a server with a fixed pool for each.
 
-SGLang's ``--mamba-full-memory-ratio`` r gives states r times the bytes of KV. Which ratio fits depends on the
-workload: many short conversations want states, few long ones want KV. A replay at several ratios tells.
+SGLang's ``--mamba-full-memory-ratio`` r gives states r times the bytes of KV. The best ratio depends on the
+workload: many short conversations need states, few long ones need KV. Replays at several ratios find it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from costcache.binding import Binding
 from costcache.errors import SettingsError
 from costcache.radix.states import StateTree
 from costcache.settings import Settings
-from costcache.sim.hybrid import replay_states
+from costcache.sim.replay import replay
 
 if TYPE_CHECKING:
     from costcache.deployment import Deployment
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 __all__ = ["CHUNK", "DEFAULT_RATIO", "RATIOS", "RatioFit", "RatioRun", "fit_ratio"]
 
 CHUNK = 64
-"""States are kept at multiples of so many tokens: the chunk of the kernels of linear attention."""
+"""Checkpoints lie at multiples of this many tokens: the chunk size of linear-attention kernels."""
 DEFAULT_RATIO = 0.9
 """SGLang's own ``--mamba-full-memory-ratio``."""
 RATIOS = (0.05, 0.1, 0.2, 0.4, DEFAULT_RATIO, 1.8, 3.6, 7.2)
-"""Ratios that are tried."""
+"""The ratios to try."""
 
 
 @dataclass(frozen=True, slots=True)
 class RatioRun:
-    """What one ratio gives.
+    """The result of one ratio.
 
     Attributes:
         ratio: Bytes of states over bytes of KV; None for one pool of bytes that both share.
-        states: States that the memory holds; with one pool, if it held nothing else.
-        tokens: Tokens that it holds, likewise.
+        states: States that fit into the memory; of a shared pool, if it cached nothing else.
+        tokens: Tokens that fit into it, likewise.
         token_hit_rate: Share of the prompt tokens that need no prefill.
     """
 
@@ -52,15 +52,15 @@ class RatioRun:
 
 @dataclass(frozen=True, slots=True)
 class RatioFit:
-    """What each ratio gives.
+    """The results of all ratios.
 
     Attributes:
         memory: Bytes for states and KV, on one rank.
         page_size: Tokens per page of the replay.
         policy: Policy in force.
         requests: Requests of the trace.
-        runs: One for each ratio, in ascending order.
-        shared: One pool of bytes.
+        runs: The result of each ratio, in ascending order.
+        shared: The result of one pool of bytes.
     """
 
     memory: int
@@ -71,12 +71,12 @@ class RatioFit:
     shared: RatioRun
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, with the best ratio."""
+        """The fields as plain data for JSON, with the best ratio."""
         return asdict(self) | {"best": self.best.ratio}
 
     @property
     def best(self) -> RatioRun:
-        """The run with the highest hit rate; of equal ones that nearest to SGLang's default."""
+        """The run with the highest hit rate; among equals, the one nearest to SGLang's default."""
         return max(
             self.runs, key=lambda run: (run.token_hit_rate, -abs(math.log((run.ratio or 1) / DEFAULT_RATIO)))
         )
@@ -95,23 +95,23 @@ def fit_ratio(
 ) -> RatioFit:
     """Replay a trace at several ratios of state memory to KV memory.
 
-    Prompts only, one request at a time; states at the ends of prompts and at branches seen before, in pages
-    of the deployment's size made up to multiples of :data:`CHUNK`.
+    As in the plain mode: prompts only, one request at a time, with checkpoints at the ends of prompts and
+    where two prompts branch. Pages are the least common multiple of the deployment's and :data:`CHUNK`.
 
     Args:
         trace: The requests, in order of time.
         model: A model with states.
         deployment: Page size, parallelism and KV dtype.
         memory: Bytes for states and KV, on one rank.
-        policy: Eviction policy; what the server uses.
-        ratios: Ratios to try. Those that leave no room for a state or a page are left out.
-        plugins: Where to look for plugins; the process's own by default.
+        policy: Eviction policy of the server.
+        ratios: Ratios to try. Those that leave no room for a state or a page are skipped.
+        plugins: Plugin manager; the process's own by default.
         progress: Called now and then with the number of requests done since the last call.
 
     Raises:
-        SettingsError: The model has no states, a ratio is not above 0, or the memory holds no state and
-            page at any ratio.
-        PluginError: No such policy, or it cannot serve the model.
+        SettingsError: If the model has no states, a ratio is not above 0, or at no ratio a state and a
+            page fit into the memory.
+        PluginError: If there is no such policy, or it cannot serve the model.
     """
     if not model.has_states:
         raise SettingsError(
@@ -134,7 +134,7 @@ def fit_ratio(
             state_share=None if ratio is None else ratio / (1 + ratio),
             page_bytes=keys.bytes_per_page,
         )
-        found = int(replay_states(trace, keys, tree, progress=progress).matched.sum())
+        found = int(replay(trace, keys, tree, progress=progress).matched.sum())
         in_force = tree.pool.policy
         states = memory // tree.state_bytes if tree.state_capacity is None else tree.state_capacity
         return RatioRun(ratio, states, tree.capacity, found / total if total else 0.0)

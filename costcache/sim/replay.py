@@ -1,6 +1,8 @@
-"""Replay of a trace through the tree, pipeline and orders that serve.
+"""Replay of a trace, one request at a time, through the tree, pool and orders that serve.
 
-The plain mode: prompts are cached, generated tokens are not, and requests come one at a time.
+Prompts are cached, generated tokens are not. A model with states also keeps checkpoints, where SGLang keeps
+them: at the end of each prompt, and where a prompt's cached KV reaches past its deepest checkpoint (two
+prompts branch there).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from costcache.radix.states import StateTree
 from costcache.sim.loop import no_collector, numbered
 from costcache.sim.requests import RequestInfos
 from costcache.sim.results import Outcome
@@ -17,8 +20,9 @@ from costcache.sim.results import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from costcache.pool import Pool
+    from costcache.radix.node import Node
     from costcache.radix.tree import RadixTree
+    from costcache.records import RequestRecord
     from costcache.sim.trace import PageKeys, Trace
 
 __all__ = ["outcome_of", "replay"]
@@ -32,26 +36,25 @@ def replay(
     always_free: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Replay a trace once, through an empty store.
+    """Replay a trace once, through an empty tree.
 
     Args:
         trace: The requests, in order of time.
         keys: Their pages, at the tree's page size.
-        tree: An empty tree.
-        always_free: Restore the free target after every request, not only when an eviction has a
-            shortfall.
+        tree: The tree.
+        always_free: Restore the free target after every request, not only after an eviction; models without
+            states only.
         progress: Called now and then with the number of requests done since the last call.
     """
-    pool = tree.pool
-    capacity, clock, counters = pool.capacity, pool.clock, pool.counters
-    match, append, part, make_room, root_of = tree.match, tree.append, tree.part, pool.make_room, tree.root
-    begin, finish, namespace, now = pool.begin, pool.finish, (), time.perf_counter
-    reserve = pool.reserve() if always_free else 0
+    pool, clock = tree.pool, tree.pool.clock
+    match, root_of, namespace, now = tree.match, tree.root, (), time.perf_counter
+    begin, finish = pool.begin, pool.finish
     times, whole = trace.timestamps.tolist(), keys.tokens.tolist()
     priorities = None if trace.priorities is None else trace.priorities.tolist()
     info = RequestInfos(trace).of
+    cache = _Checkpoints(tree) if isinstance(tree, StateTree) else _Prefixes(tree, always_free)
+    serve = cache.serve
     matched: list[int] = []
-    deciding = 0.0
     with no_collector():
         started = now()
         for i, view in numbered(keys, len(keys), progress):
@@ -59,48 +62,130 @@ def replay(
             clock.advance(times[i])
             request = begin()
             node = match(root_of(namespace), key, request)
-            found = request.matched = node.depth + node.tokens
+            found = serve(node, key, whole[i], request)
             matched.append(found)
-            added = whole[i] - found
-            if added:
-                if whole[i] > capacity:
-                    counters.oversized += 1
-                if added > capacity - pool.cached:
-                    before = now()
-                    added = make_room(added, node, watermark=not always_free)
-                    deciding += now() - before
-                if added:
-                    append(node, part(key, found, added), None, request)
-                if reserve:
-                    before = now()
-                    pool.evict(reserve - pool.free, watermark=False)
-                    deciding += now() - before
             if priorities is not None and priorities[i]:
                 pool.raise_priority(request.end or node, priorities[i])
             finish(request, info(i, found))
         seconds = now() - started
-    return outcome_of(pool, matched, seconds, deciding)
+    return outcome_of(tree, matched, seconds, cache.deciding)
+
+
+class _Prefixes:
+    """Reuses and caches prompts, for a model without states.
+
+    Attributes:
+        deciding: Seconds spent on evictions.
+    """
+
+    def __init__(self, tree: RadixTree, always_free: bool) -> None:
+        self.deciding = 0.0
+        self._tree = tree
+        self._pool = tree.pool
+        self._capacity = tree.pool.capacity
+        self._watermark = not always_free
+        self._reserve = tree.pool.reserve() if always_free else 0
+
+    def serve(self, node: Node, key: bytes, end: int, request: RequestRecord) -> int:
+        """Reuse what matched and cache the rest of the prompt, as far as it fits.
+
+        Args:
+            node: The deepest node that matched.
+            key: The prompt's whole pages.
+            end: Tokens in them.
+            request: The request.
+
+        Returns:
+            Tokens that need no prefill.
+        """
+        found = request.matched = node.depth + node.tokens
+        added = end - found
+        if not added:
+            return found
+        pool, tree, capacity = self._pool, self._tree, self._capacity
+        if end > capacity:
+            pool.counters.oversized += 1
+        if added > capacity - pool.cached:
+            before = time.perf_counter()
+            added = pool.make_room(added, node, watermark=self._watermark)
+            self.deciding += time.perf_counter() - before
+        if added:
+            tree.append(node, tree.part(key, found, added), None, request)
+        if self._reserve:
+            before = time.perf_counter()
+            pool.evict(self._reserve - pool.free, watermark=False)
+            self.deciding += time.perf_counter() - before
+        return found
+
+
+class _Checkpoints:
+    """Reuses and caches prompts and their checkpoints, for a model with states.
+
+    Attributes:
+        deciding: Seconds spent on evictions.
+    """
+
+    def __init__(self, tree: StateTree) -> None:
+        self.deciding = 0.0
+        self._tree = tree
+        self._slot = 0
+
+    def serve(self, node: Node, key: bytes, end: int, request: RequestRecord) -> int:
+        """Resume from the deepest checkpoint that matched; cache the rest of the prompt and its checkpoints.
+
+        Arguments and result as those of :meth:`_Prefixes.serve`.
+        """
+        tree = self._tree
+        usable = tree.usable(node)
+        found = request.matched = usable.depth + usable.tokens
+        if found:
+            tree.pool.consume(usable)
+        reached = node.depth + node.tokens
+        added = end - reached
+        branch = 0 < reached < end and node.state is None
+        wanted = branch + (end > 0 and (added > 0 or node.state is None))
+        if wanted:
+            kept = (usable, node) if reached else ()
+            before = time.perf_counter()
+            added, states = tree.make_room(kept, added, wanted)
+            self.deciding += time.perf_counter() - before
+            tree.pool.counters.oversized += reached + added < end
+            if branch and states:
+                states -= 1
+                self._attach(node)
+            if states and (added or reached == end):
+                if added:
+                    node = tree.append(node, tree.part(key, reached, added), None, request)
+                self._attach(node)
+        return found
+
+    def _attach(self, node: Node) -> None:
+        self._slot += 1
+        self._tree.attach(node, self._slot)
 
 
 def outcome_of(
-    pool: Pool,
-    matched: list[int],
-    seconds: float,
-    deciding: float,
-    ttft: list[float] | None = None,
+    tree: RadixTree, matched: list[int], seconds: float, deciding: float, ttft: list[float] | None = None
 ) -> Outcome:
-    """The outcome of a replay through ``pool``."""
-    counters = pool.counters
+    """The outcome of a replay through ``tree``; several pools are added up, as tokens of so many bytes."""
+    pool = tree.pool
+    if isinstance(tree, StateTree):
+        counters = [each.counters for each in tree.pools.values()]
+        shortfall, evicted = tree.evicted_tokens()
+        trimmed = None
+    else:
+        counters = [pool.counters]
+        shortfall, evicted, trimmed = counters[0].shortfall, counters[0].evicted, counters[0].trimmed
     return Outcome(
         matched=np.array(matched, np.int64),
-        evictions=counters.evictions,
-        shortfall=counters.shortfall,
-        evicted=counters.evicted,
-        trimmed=counters.trimmed,
-        oversized=counters.oversized,
+        evictions=sum(each.evictions for each in counters),
+        shortfall=shortfall,
+        evicted=evicted,
+        trimmed=trimmed,
+        oversized=pool.counters.oversized,
         seconds=seconds,
         policy=pool.policy,
-        clamped=counters.clamped,
+        clamped=sum(each.clamped for each in counters),
         fallbacks=int(pool.fell_back),
         decision_seconds=deciding,
         ttft=None if ttft is None else np.array(ttft, np.float64),

@@ -1,4 +1,4 @@
-"""What a policy is told of each request of a trace when it ends, as a server would tell it."""
+"""The facts of each request of a trace that a policy hears when the request ends, as from a server."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _REASONS = {
 
 
 def finish_reason(recorded: str) -> str:
-    """A recorded stop reason in the words of :class:`~costcache.records.RequestInfo`.
+    """Translate a recorded stop reason into that of :class:`~costcache.records.RequestInfo`.
 
-    Words of the Anthropic and OpenAI interfaces become ``stop``, ``tool_call``, ``length`` or ``abort``;
+    Stop reasons of the Anthropic and OpenAI APIs become ``stop``, ``tool_call``, ``length`` or ``abort``;
     others stay as they are.
     """
     return _REASONS.get(recorded, recorded)
 
 
 class RequestInfos:
-    """Makes the info of a trace's requests.
+    """Makes the :class:`~costcache.records.RequestInfo` of a trace's requests.
 
     Args:
         trace: The requests, in the order of their numbers.
@@ -43,7 +43,7 @@ class RequestInfos:
     __slots__ = ("_finish", "_inputs", "_outputs", "_priorities", "_sessions")
 
     def __init__(self, trace: Trace) -> None:
-        reasons = [*map(finish_reason, trace.finish_names), None]  # -1, unknown, is the last one
+        reasons = [*map(finish_reason, trace.finish_names), None]  # index -1, unknown, is the last one
         self._inputs: list[int] = trace.input_tokens.tolist()
         self._outputs: list[int] = trace.output_tokens.tolist()
         self._finish = None if trace.finish is None else [reasons[i] for i in trace.finish.tolist()]
@@ -55,8 +55,8 @@ class RequestInfos:
 
         Args:
             request: Its number in the trace.
-            matched: Prompt tokens that the cache found when it began; the rest of them count as new,
-                as they do for a server, which does not remember what it had once.
+            matched: Prompt tokens that hit when it began. The rest count as new, as they do for a server,
+                which does not remember evicted tokens.
         """
         return _info(
             (

@@ -1,4 +1,4 @@
-"""What a replay gives: the raw outcome, and the figures made from it."""
+"""The results of a replay: the raw outcome, and the figures computed from it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = ["TIMING", "Outcome", "Run", "first_token_seconds", "gap_closed", "mak
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Outcome:
-    """What one policy did at one capacity.
+    """The raw outcome of one policy at one capacity.
 
     Attributes:
-        matched: Tokens found by each request, int64 of shape [requests].
+        matched: Tokens that each request hit, int64 of shape [requests].
         evictions: Evictions that had a shortfall.
-        shortfall: Tokens that they were asked for.
+        shortfall: Tokens that they were asked to free.
         evicted: Tokens evicted.
-        trimmed: Victims of which only the tail went; None where pages were counted, not nodes.
+        trimmed: Victims of which only the tail was evicted; None if the replay counted pages, not nodes.
         oversized: Requests longer than the pool.
         seconds: Wall time of the replay.
         policy: Policy in force at the end.
         clamped: Answers of plugins that were out of bounds and replaced.
         fallbacks: 1 if the policy failed and LRU took over.
-        decision_seconds: Wall time of choosing victims and freeing them; None where it was not measured.
+        decision_seconds: Wall time of choosing victims and freeing them; None if it was not measured.
         ttft: Seconds from arrival to first token, queue included, float64 of shape [requests]; None
             without a queue.
-        tree: True when the tree that serves was replayed, False when pages were.
+        tree: True for a replay through the tree that serves, False for one page by page.
     """
 
     matched: NDArray[np.int64]
@@ -55,41 +55,41 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy at one capacity.
+    """The figures of one policy at one capacity.
 
     Rates and times are of the requests after the warm-up; evictions are of all requests.
 
     Attributes:
         policy: The policy that was asked for.
-        policy_in_force: The policy that decided at the end: what ``costcache`` means, or ``lru``
+        policy_in_force: The policy in force at the end: the one that ``costcache`` stands for, or ``lru``
             after a fallback.
         plugin: The architecture plugin that serves the model.
-        capacity: The capacity as it was asked for.
-        capacity_tokens: Tokens in the pool; None when unlimited.
+        capacity: The capacity as it was written.
+        capacity_tokens: Tokens in the pool; None for no limit.
         requests: Requests replayed.
         input_tokens: Prompt tokens of the requests after the warm-up.
-        hit_tokens: Prompt tokens of theirs that were found.
-        token_hit_rate: Share of the prompt tokens that were found.
+        hit_tokens: Those of them that hit.
+        token_hit_rate: Share of the prompt tokens that hit.
         flops_saved_rate: Share of the prefill FLOPs that hits saved; a token deep in a context
             counts more.
-        kv_bytes_avoided: Bytes of KV, on one rank, that hits did not have to be computed.
+        kv_bytes_avoided: Bytes of KV, on one rank, that did not have to be computed thanks to hits.
         ttft_mean: Seconds to the first token, mean.
         ttft_p50: The same, median.
         ttft_p90: The same, 90th percentile.
         ttft_p99: The same, 99th percentile.
-        ttft_queued: True when the times include waiting behind other requests.
+        ttft_queued: True if the times include waiting for other requests.
         evictions: Evictions that had a shortfall.
-        shortfall_tokens: Tokens that evictions were asked for.
+        shortfall_tokens: Tokens that evictions were asked to free.
         evicted_tokens: Tokens evicted.
-        trimmed: Victims of which only the tail went; None where the run counted pages.
-        oversized_requests: Requests longer than the pool: what matched was used, and the head that
-            fits was cached.
+        trimmed: Victims of which only the tail was evicted; None if the run counted pages.
+        oversized_requests: Requests longer than the pool: they reused what matched, and their head was
+            cached as far as it fits.
         clamped: Answers of plugins that were out of bounds and replaced.
         fallbacks: 1 if the policy failed and LRU took over.
-        tree: True when the tree that serves was replayed; False for a page-by-page equivalent.
+        tree: True for a replay through the tree that serves; False for its equivalent page by page.
         seconds: Wall time of the replay, parsing excluded.
         requests_per_second: Requests over ``seconds``.
-        decision_microseconds: Wall time per eviction, mean; None where it was not measured.
+        decision_microseconds: Wall time per eviction, mean; None if it was not measured.
     """
 
     policy: str
@@ -122,7 +122,7 @@ class Run:
 
 
 TIMING = ("seconds", "requests_per_second", "decision_microseconds")
-"""Fields of a run that differ between reruns."""
+"""Fields of a run that differ from rerun to rerun."""
 
 
 def make_run(
@@ -137,13 +137,13 @@ def make_run(
     capacity_tokens: int | None,
     warmup: int = 0,
 ) -> Run:
-    """Make the figures of one outcome.
+    """Compute the figures of one outcome.
 
     Args:
-        outcome: What happened.
+        outcome: The outcome.
         trace: The requests.
         cost: FLOPs and bytes.
-        prefill: Seconds of a prefill, where the outcome has no times of its own.
+        prefill: Seconds of a prefill, for an outcome without times of its own.
         policy: The policy that was asked for.
         plugin: The architecture plugin.
         capacity: The capacity as it was written.
@@ -197,23 +197,23 @@ def first_token_seconds(
     """Seconds to the first token of each request after the warm-up, float64 of shape [requests].
 
     Args:
-        outcome: What happened.
+        outcome: The outcome.
         trace: The requests.
-        prefill: Seconds of a prefill, where the outcome has no times of its own.
+        prefill: Seconds of a prefill, for an outcome without times of its own.
         warmup: Requests at the start that are left out.
     """
     if outcome.ttft is not None:
         return outcome.ttft[warmup:]
     asked, matched = trace.input_tokens[warmup:], outcome.matched[warmup:]
-    # The last token of a prompt is always computed: its logits are the first output.
+    # A prompt's last token is always computed: its logits give the first output token.
     new = np.maximum(asked - matched, np.minimum(asked, 1))
     return prefill.seconds(new, asked - new)
 
 
 def gap_closed(run: Run, runs: Sequence[Run]) -> float | None:
-    """Share of the way from LRU's token hit rate to the optimum's that ``run`` goes.
+    """Share of the gap between the token hit rates of LRU and the optimum that ``run`` closes.
 
-    Negative below LRU. None unless both were run at its capacity, and differ.
+    Negative below LRU. None unless both were run at its capacity, and the optimum hits more.
     """
     size = run.capacity, run.capacity_tokens
     rates = {r.policy: r.token_hit_rate for r in runs if (r.capacity, r.capacity_tokens) == size}

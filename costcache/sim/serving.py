@@ -1,11 +1,11 @@
-"""Serving replay: requests wait, hold slots while they run, and overlap.
+"""Serving replay: requests queue, hold slots while they run, and overlap.
 
-One server with one prefill at a time and many decodes at once. A request waits for its turn (first
-come, first served), for a free place among the running ones, and for slots; it then matches all but
-its last prompt token (a server always computes that one), locks what it matched, and holds
-slots for the rest of its prompt and for its output until it ends. Its prompt is cached when its prefill
-ends. Its output is cached when it ends, where the trace names the generated tokens: all but the last one,
-which was never computed on.
+One server with one prefill at a time and many concurrent decodes. A request waits in the queue (first
+come, first served) until the prefill before it has ended, fewer than ``concurrency`` requests run, and there
+are slots for it. It matches all but its last prompt token (which a server always computes), locks what it
+matched, and reserves slots for the rest of its prompt and for its output until it ends. Its prompt is cached
+when its prefill ends. Its output is cached when it ends, if the trace names the generated tokens: all but the
+last one, whose KV is never computed.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from costcache.errors import SettingsError
 from costcache.sim.load import Load, load_kind
 from costcache.sim.loop import PER_REPORT, no_collector
 from costcache.sim.replay import outcome_of
 from costcache.sim.requests import RequestInfos
+from costcache.sim.settings import ServingSettings
 
 if TYPE_CHECKING:
     from costcache.radix.node import Node
@@ -36,52 +36,21 @@ if TYPE_CHECKING:
 __all__ = ["ServingSettings", "serve"]
 
 
-class ServingSettings(BaseModel):
-    """How the server of a serving replay runs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    concurrency: int = Field(64, ge=1, description="Requests that run at once, at most.")
-    decode_seconds: float = Field(
-        0.025,
-        ge=0,
-        le=3600,
-        allow_inf_nan=False,
-        description="Seconds per output token of a running request.",
-    )
-    service: Literal["modelled", "recorded"] = Field(
-        "modelled",
-        description="How long a request runs: its prefill and its output tokens, or what the trace recorded "
-        "of it, where it did.",
-    )
-    load: Literal["auto", "open", "sessions", "clients"] = Field(
-        "auto",
-        description="What brings requests: the trace's clock (open), answers and think times behind the "
-        "trace's session starts (sessions), or as many clients as run at once, one session after the other "
-        "(clients). auto is sessions where the trace has think times, else open.",
-    )
-    outputs: bool = Field(True, description="Cache generated tokens, where the trace names them.")
-    spread_bursts: bool = Field(
-        True,
-        description="Spread requests of one timestamp evenly up to the next, with load open: traces round "
-        "their clocks.",
-    )
-    rate: float = Field(
-        1.0,
-        ge=1e-6,
-        le=1e6,
-        allow_inf_nan=False,
-        description="Speed of the trace's clock: 0.5 is half as fast. Think times stay as they are.",
-    )
-
-
 class _Running(NamedTuple):
-    """A running request; the one that ends first comes first."""
+    """A running request; the earliest end sorts first.
+
+    Attributes:
+        ends: Seconds at which it ends.
+        number: Its number in the trace, from 0.
+        node: The locked end of its prefix.
+        reserved: Slots that it owns outside the tree.
+        request: Its record.
+    """
 
     ends: float
     number: int
     node: Node
-    held: int
+    reserved: int
     request: RequestRecord
 
 
@@ -95,17 +64,20 @@ def serve(
     always_free: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Replay a trace once on a server, through an empty store.
+    """Replay a trace once on a server, through an empty tree.
 
     Args:
         trace: The requests, in order of time.
         keys: Their pages, at the tree's page size.
-        tree: An empty tree.
+        tree: The tree.
         prefill: Seconds of a prefill.
         settings: The server.
-        always_free: Restore the free target when a request was admitted and when one ends, not only when
-            an eviction has a shortfall.
+        always_free: Restore the free target whenever a request is admitted or ends, not only when an
+            eviction has a shortfall.
         progress: Called now and then with the number of requests done since the last call.
+
+    Raises:
+        SettingsError: If the trace lacks what ``settings`` asks for.
     """
     with no_collector():
         return _Server(trace, keys, tree, prefill, settings, always_free, progress).run()
@@ -131,8 +103,8 @@ class _Server:
             rate=settings.rate,
             spread=settings.spread_bursts,
         )
-        left = trace.with_outputs(computed=True) if settings.outputs else None
-        self.left = None if left is None else left.page_keys(keys.page_size)
+        after = trace.with_outputs(computed=True) if settings.outputs else None
+        self.keys_after = None if after is None else after.page_keys(keys.page_size)  # outputs included
         self.service: list[float] = []
         if settings.service == "recorded":
             if trace.service_seconds is None:
@@ -146,21 +118,21 @@ class _Server:
         self.infos = RequestInfos(trace)
         self.priorities: list[int] | None = None if trace.priorities is None else trace.priorities.tolist()
         self.whole: list[int] = keys.tokens.tolist()
-        self.reserve = self.pool.reserve() if always_free else 0
+        self.reserve = tree.pool.reserve() if always_free else 0
         self.watermark = not always_free
         self.progress = progress
         self.matched = [0] * len(trace)
         self.ttft = [0.0] * len(trace)
         self.running: list[_Running] = []
-        self.free_at = 0.0  # when the prefill under way ends
+        self.free_at = 0.0  # end of the current prefill
         self.deciding = 0.0
-        self.head: RequestRecord | None = None  # of the first that waits, once it was looked at
+        self.head: RequestRecord | None = None  # of the head of the queue, once it was tried
 
     def run(self) -> Outcome:
         started = time.perf_counter()
         waiting: deque[int] = deque()
         running, limit = self.running, self.settings.concurrency
-        told, count, done = 0, len(self.inputs), 0
+        reported, count, done = 0, len(self.inputs), 0
         now = 0.0
         while True:
             if not waiting:
@@ -175,49 +147,49 @@ class _Server:
             if len(running) < limit and self.start(waiting[0], now, alone=not running):
                 waiting.popleft()
                 done += 1
-                if self.progress is not None and done - told >= PER_REPORT:
-                    self.progress(done - told)
-                    told = done
+                if self.progress is not None and done - reported >= PER_REPORT:
+                    self.progress(done - reported)
+                    reported = done
             else:
-                now = max(now, running[0].ends)  # a place, or slots, come free then
+                now = max(now, running[0].ends)  # frees slots, and a running request's place
         if self.progress is not None:
-            self.progress(count - told)
+            self.progress(count - reported)
         seconds = time.perf_counter() - started
-        return outcome_of(self.pool, self.matched, seconds, self.deciding, self.ttft)
+        return outcome_of(self.tree, self.matched, seconds, self.deciding, self.ttft)
 
     def next_event(self) -> float | None:
-        """When the next request comes or ends; None where nothing is left to happen."""
-        comes = self.load.next_time()
+        """Time of the next arrival or end of a request; None when nothing is left."""
+        arrives = self.load.next_time()
         ends = self.running[0].ends if self.running else None
-        if comes is None or ends is None:
-            return ends if comes is None else comes
-        return min(comes, ends)
+        if arrives is None or ends is None:
+            return ends if arrives is None else arrives
+        return min(arrives, ends)
 
     def until(self, now: float, waiting: deque[int]) -> None:
-        """All that happens up to ``now``, in order: an end may bring a new request."""
+        """Process all arrivals and ends up to ``now``, in order: an end may cause an arrival."""
         running, load = self.running, self.load
         while True:
-            comes = load.next_time()
-            if running and running[0].ends <= now and (comes is None or running[0].ends <= comes):
+            arrives = load.next_time()
+            if running and running[0].ends <= now and (arrives is None or running[0].ends <= arrives):
                 self.finish(heapq.heappop(running))
-            elif comes is not None and comes <= now:
+            elif arrives is not None and arrives <= now:
                 waiting.append(load.take())
             else:
                 return
 
     def start(self, index: int, now: float, *, alone: bool) -> bool:
-        """Admit the request at the head of the queue and run its prefill; False when it must wait."""
+        """Admit the request at the head of the queue and run its prefill; False if it has to wait."""
         tree, pool = self.tree, self.pool
         page = tree.page_size
         tokens, output = self.inputs[index], self.outputs[index]
         key = bytes(self.keys[index])
-        usable = max(0, tokens - 1) // page * tree.page_bytes  # all but the last token, whole pages
+        usable = max(0, tokens - 1) // page * tree.page_bytes  # whole pages without the last token
         clock = pool.clock
         clock.advance(max(now, clock.now))
         request = self.head
         if request is None:
             request = self.head = pool.begin()
-        # One that has to wait matches again: its prefix is kept recent, and its use counts once.
+        # A waiting request matches anew: its prefix stays recent, and its use counts once.
         node = tree.match(tree.root(()), key[:usable], request)
         found = request.matched = node.depth + node.tokens
         pool.pin(node)
@@ -230,78 +202,83 @@ class _Server:
             before = time.perf_counter()
             pool.evict(need - pool.free, watermark=self.watermark)
             self.deciding += time.perf_counter() - before
-        held = min(need, pool.free)  # less only for a request that is larger than the pool
-        pool.counters.oversized += held < need
-        pool.reserved += held
+        reserved = min(need, pool.free)  # less than needed only for a request larger than the pool
+        pool.counters.oversized += reserved < need
+        pool.reserved += reserved
         took = self.prefill.one(max(1, tokens - found) if tokens else 0, found)
         self.free_at = now + took
         self.ttft[index] = self.free_at - self.load.arrivals[index]
         self.matched[index] = found
-        node, held = self.cache_prompt(index, key, node, held, request)
+        node, reserved = self.cache_prompt(index, key, node, reserved, request)
         self.restore()
         ends = self.free_at + max(0, output - 1) * self.settings.decode_seconds
         if self.service and self.service[index] >= 0.0:
             ends = max(self.free_at, now + self.service[index])
-        heapq.heappush(self.running, _Running(ends, index, node, held, request))
+        heapq.heappush(self.running, _Running(ends, index, node, reserved, request))
         return True
 
     def cache_prompt(
-        self, index: int, key: bytes, node: Node, held: int, request: RequestRecord
+        self, index: int, key: bytes, node: Node, reserved: int, request: RequestRecord
     ) -> tuple[Node, int]:
-        """Move the prompt's whole pages from the request to the tree; returns the node to hold locked."""
+        """Move the prompt's whole pages from the request to the tree.
+
+        Returns:
+            The node to keep locked, and the slots that the request still owns.
+        """
         # The page of the last token may be cached already, though the request had to compute it.
-        leaf, held = self.extend(index, key, self.whole[index], held, request)
+        leaf, reserved = self.extend(index, key, self.whole[index], reserved, request)
         if leaf is not node:
             self.pool.pin(leaf)
             self.pool.unpin(node)
-        return leaf, held
+        return leaf, reserved
 
     def extend(
-        self, index: int, key: bytes, tokens: int, held: int, request: RequestRecord
+        self, index: int, key: bytes, tokens: int, reserved: int, request: RequestRecord
     ) -> tuple[Node, int]:
-        """Move what is not cached yet of ``tokens`` tokens from a request to the tree, as far as it holds it.
+        """Move the uncached part of ``tokens`` tokens from a request to the tree, up to the slots it owns.
 
         Returns:
-            The node at the end, and the slots that the request still holds.
+            The node at the end, and the slots that the request still owns.
         """
         tree = self.tree
         page = tree.page_size
         leaf = tree.match(tree.root(()), key, request)
         cached = leaf.depth + leaf.tokens
-        added = min(tokens - cached, held // page * page)
+        added = min(tokens - cached, reserved // page * page)
         if added > 0:
             self.pool.reserved -= added
             leaf = tree.append(leaf, tree.part(key, cached, added), None, request)
-        self.prefer(leaf, index)
-        return leaf, held - max(0, added)
+        self.prioritize(leaf, index)
+        return leaf, reserved - max(0, added)
 
-    def finish(self, run: _Running) -> None:
-        """End a request: cache its output, free what it held, unlock its prefix."""
+    def finish(self, ended: _Running) -> None:
+        """End a request: cache its output, free its slots, unlock its prefix."""
         pool = self.pool
         clock = pool.clock
-        clock.advance(max(run.ends, clock.now))
-        held = run.held if self.left is None else self.cache_output(self.left, run)
-        pool.reserved -= held
-        pool.unpin(run.node)
-        pool.finish(run.request, self.infos.of(run.number, self.matched[run.number]))
+        clock.advance(max(ended.ends, clock.now))
+        reserved = ended.reserved if self.keys_after is None else self.cache_output(self.keys_after, ended)
+        pool.reserved -= reserved
+        pool.unpin(ended.node)
+        pool.finish(ended.request, self.infos.of(ended.number, self.matched[ended.number]))
         self.restore()
-        self.load.ended(run.number, run.ends)
+        self.load.ended(ended.number, ended.ends)
 
-    def cache_output(self, left: PageKeys, run: _Running) -> int:
-        """Move the output's whole pages from the request to the tree; returns the slots it still holds."""
-        tokens = int(left.tokens[run.number])
-        if tokens <= self.whole[run.number]:
-            return run.held  # the output fills no page
-        # A partial block of the prompt has another name once it is full: its pages are cached twice.
-        return self.extend(run.number, bytes(left[run.number]), tokens, run.held, run.request)[1]
+    def cache_output(self, keys: PageKeys, ended: _Running) -> int:
+        """Move the output's whole pages from the request to the tree; returns the slots it still owns."""
+        tokens = int(keys.tokens[ended.number])
+        if tokens <= self.whole[ended.number]:
+            return ended.reserved  # the output completes no page
+        # The prompt's partial last block has another id once the output fills it: its pages are cached twice.
+        key = bytes(keys[ended.number])
+        return self.extend(ended.number, key, tokens, ended.reserved, ended.request)[1]
 
-    def prefer(self, node: Node, index: int) -> None:
+    def prioritize(self, node: Node, index: int) -> None:
         """Give a request's nodes its priority."""
         if self.priorities is not None and self.priorities[index]:
             self.pool.raise_priority(node, self.priorities[index])
 
     def restore(self) -> None:
-        """Keep the free target, as far as locks allow."""
+        """Restore the free target, as far as locks allow."""
         missing = min(self.reserve - self.pool.free, self.pool.evictable) if self.reserve else 0
         if missing > 0:
             before = time.perf_counter()

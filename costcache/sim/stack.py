@@ -1,36 +1,38 @@
-"""LRU at every capacity in one pass, by stack distances.
+"""LRU page by page: at every capacity in one pass by stack distances, or at one capacity in less.
 
-With the tail of the last victim trimmed, LRU over a prefix tree is LRU over pages: a request
-touches its pages from the deepest to the first, so that the first is the most recent, and the pool
-holds the top of one stack whatever its capacity (Mattson et al. 1970). A page is found when at most
-as many pages as the pool holds were used since its own last use, itself included.
+With the last victim's tail trimmed, LRU over a prefix tree is LRU over pages: a request touches its
+pages from the deepest to the first, so the first page is the most recent one, and at any capacity the
+pool holds the top of one and the same stack (Mattson et al. 1970). A page hits if the distinct pages used
+since its previous use, itself included, fit into the pool.
 
-A request longer than the pool keeps its head, which is what the top of the stack holds.
+A request longer than the pool keeps its head, which is the top of the stack.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costcache.sim.paths import PageRun
+from costcache.sim.paths import PageOutcome
+from costcache.sim.reuse import previous_use, reuse_pairs
 
 if TYPE_CHECKING:
     from costcache.sim.paths import PagePaths
 
-__all__ = ["LRUCurve", "deepest_first"]
+__all__ = ["LRUCurve", "lru"]
 
 Int64 = NDArray[np.int64]
 
 
 class LRUCurve:
-    """Stack distances of a trace, from which any capacity is read.
+    """Stack distances of a trace, from which LRU is read off at any capacity.
 
     Attributes:
-        distances: Of each page, how many pages the pool must hold for it to be found; one more than
-            there are distinct pages for a first use. int64 of shape [pages].
+        distances: The least capacity, in pages, at which each page hits; for a first use, one more than
+            the number of distinct pages. int64 of shape [pages].
     """
 
     def __init__(self, paths: PagePaths) -> None:
@@ -38,43 +40,43 @@ class LRUCurve:
         self._offsets = paths.offsets
         self._lengths = np.diff(paths.offsets)
         self._distinct = paths.distinct
-        order = deepest_first(paths.offsets)
-        previous = _previous_use(paths.paths[order])
+        order = _deepest_first(paths.offsets)
+        previous = previous_use(paths.paths[order])
         starts = np.repeat(paths.offsets[:-1], self._lengths)
-        # Where the page behind was last used just before this page, its distance is one more: only the
-        # last (least deep) page of such a run needs a query.
+        # If the next deeper page's previous use came just before this page's, its distance is one more:
+        # of such a stretch of pages, only the last (the least deep) needs a query.
         follows = np.zeros(order.size, bool)
         follows[:-1] = (previous[:-1] + 1 == previous[1:]) & (starts[:-1] == starts[1:])
         follows &= previous >= 0
         heads = np.flatnonzero((previous >= 0) & ~follows)
-        # Pages used in [p, s): uses in between, less those that another use before s repeats.
+        # Distinct pages used in [p, s): the uses in between, less those that repeat within [p, s).
         used = starts[heads] - previous[heads] - _repeats(previous, starts[heads], previous[heads])
         positions = np.flatnonzero(previous >= 0)
-        run = np.searchsorted(heads, positions)
+        stretch = np.searchsorted(heads, positions)
         self.distances = np.full(order.size, paths.distinct + 1, np.int64)
-        self.distances[order[positions]] = used[run] + heads[run] - positions
+        self.distances[order[positions]] = used[stretch] + heads[stretch] - positions
         fresh = np.zeros(order.size, np.int64)
         fresh[order] = previous < 0
         counted = np.concatenate(([0], np.cumsum(fresh)))
         self._seen_before = counted[paths.offsets[:-1]]
 
     def hit_pages(self, capacities: Int64) -> Int64:
-        """Pages found at each capacity, in pages; int64 of the shape of ``capacities``."""
+        """Pages that hit at each capacity, in pages; int64 of the shape of ``capacities``."""
         limits = np.minimum(capacities, self._distinct)
         return np.searchsorted(np.sort(self.distances), limits, side="right").astype(np.int64)
 
-    def run(self, capacity: int | None) -> PageRun:
-        """Read one capacity, in pages; None for no limit."""
+    def at(self, capacity: int | None) -> PageOutcome:
+        """Read off one capacity, in pages; None for no limit."""
         limit = self._distinct if capacity is None else min(capacity, self._distinct)
         hits = np.concatenate(([0], np.cumsum(self.distances <= limit)))
         matched = hits[self._offsets[1:]] - hits[self._offsets[:-1]]
         if capacity is None or capacity >= self._distinct:
-            return PageRun(matched, 0, 0, 0, 0)
+            return PageOutcome(matched, 0, 0, 0, 0)
         new = self._lengths - matched
         kept = np.minimum(self._lengths, capacity) - matched
-        held = np.minimum(self._seen_before, capacity)
-        short = held + new - capacity
-        return PageRun(
+        cached = np.minimum(self._seen_before, capacity)
+        short = cached + new - capacity
+        return PageOutcome(
             matched=matched,
             shortfall=int(np.maximum(short, 0).sum()),
             evicted=int(kept.sum()) - capacity,
@@ -83,20 +85,56 @@ class LRUCurve:
         )
 
 
-def deepest_first(offsets: Int64) -> Int64:
+def lru(paths: PagePaths, capacity: int) -> PageOutcome:
+    """Replay LRU once, at one capacity: O(pages), after a sort.
+
+    The pool holds the pages whose last use lies after a cut in the sequence of uses, and the cut only
+    moves on: until the pages after it fit. Within a request, last uses rise from the deepest page to the
+    first, so a bisection counts the hits.
+
+    Args:
+        paths: The trace's pages.
+        capacity: Pages in the pool.
+    """
+    pages = paths.paths[_deepest_first(paths.offsets)]
+    earlier, later = reuse_pairs(pages)
+    previous = np.full(pages.size, -1, np.int64)
+    previous[later] = earlier
+    following = np.full(pages.size, pages.size, np.int64)
+    following[earlier] = later
+    last, after = previous.tolist(), following.tolist()
+    offsets = paths.offsets.tolist()
+    matched: list[int] = []
+    cut = cached = short = evicted = evictions = oversized = 0
+    start = 0
+    for stop in offsets[1:]:
+        # The last use of a page never used before is -1, which is before any cut.
+        first = bisect_left(last, cut, start, stop)
+        matched.append(stop - first)
+        cached += first - start
+        if cached > capacity:
+            over = cached - capacity
+            short += over
+            evictions += 1
+            length = stop - start
+            if length > capacity:
+                oversized += 1
+                evicted += over - (length - capacity)  # pages that never fitted were not evicted
+            else:
+                evicted += over
+            while cached > capacity:
+                if after[cut] >= stop:  # no later use so far: this was the page's last
+                    cached -= 1
+                cut += 1
+        start = stop
+    return PageOutcome(np.array(matched, np.int64), short, evicted, evictions, oversized)
+
+
+def _deepest_first(offsets: Int64) -> Int64:
     """Positions of the pages, request by request, from the deepest page to the first."""
     lengths = np.diff(offsets)
     positions = np.arange(int(offsets[-1]))
     return np.repeat(offsets[:-1] + offsets[1:] - 1, lengths) - positions
-
-
-def _previous_use(pages: Int64) -> Int64:
-    """Position of the use before each, -1 for a first use."""
-    order = np.argsort(pages, kind="stable")
-    same = pages[order[1:]] == pages[order[:-1]]
-    previous = np.full(pages.size, -1, np.int64)
-    previous[order[1:][same]] = order[:-1][same]
-    return previous
 
 
 def _repeats(previous: Int64, stops: Int64, lows: Int64) -> Int64:

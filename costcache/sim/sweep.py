@@ -6,48 +6,19 @@ import functools
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from costcache.errors import SettingsError
-from costcache.settings import Settings
+from costcache.sim.cell import Cell
 from costcache.sim.engine import Simulator
-from costcache.sim.results import Outcome, Run
-from costcache.sim.serving import ServingSettings
 
 if TYPE_CHECKING:
     from costcache.deployment import Deployment
     from costcache.model import ModelSpec
+    from costcache.sim.results import Outcome, Run
     from costcache.sim.trace import Trace
 
 __all__ = ["Cell", "outcomes", "sweep"]
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One replay of a sweep: the arguments of :meth:`Simulator.run`."""
-
-    settings: Settings
-    capacity: str
-    capacity_tokens: int | None
-    serving: ServingSettings | None = None
-    always_free: bool = False
-    tree: bool = False
-
-    def outcome(self, simulator: Simulator, progress: Callable[[int], None] | None = None) -> Outcome:
-        """Replay this cell."""
-        return simulator.outcome(
-            self.settings,
-            self.capacity_tokens,
-            serving=self.serving,
-            always_free=self.always_free,
-            tree=self.tree,
-            progress=progress,
-        )
-
-    def figures(self, simulator: Simulator, outcome: Outcome) -> Run:
-        """The figures of this cell's outcome."""
-        return simulator.figures(outcome, self.settings, self.capacity_tokens, capacity=self.capacity)
 
 
 def sweep(
@@ -58,19 +29,19 @@ def sweep(
     ray: bool = False,
     progress: Callable[[Cell, int], None] | None = None,
 ) -> list[Run]:
-    """Replay all cells; the runs come in the order of the cells whatever finishes first.
+    """Replay all cells; the runs are in the order of the cells, whatever finishes first.
 
     Args:
-        simulator: The trace, prepared.
-        cells: What to replay.
-        jobs: Processes; more than one find their plugins anew, so they must be installed.
+        simulator: The simulator with the trace.
+        cells: The replays to run.
+        jobs: Processes; with more than one, each loads its plugins anew, so they must be installed.
         ray: Spread the replays over a Ray cluster instead; see :func:`costcache.sim.cluster.on_ray`.
-        progress: Called now and then with the cell under way and the number of requests done since
+        progress: Called now and then with the running cell and the number of requests done since
             the last call.
 
     Raises:
-        SettingsError: ``jobs`` is under 1, or as :meth:`Simulator.run`.
-        PluginError: As :meth:`Simulator.run`.
+        SettingsError: If ``jobs`` is under 1; or as :meth:`Simulator.run` does.
+        PluginError: As :meth:`Simulator.run` does.
     """
     found = outcomes(simulator, cells, jobs=jobs, ray=ray, progress=progress)
     return [cell.figures(simulator, outcome) for cell, outcome in zip(cells, found, strict=True)]
@@ -84,7 +55,7 @@ def outcomes(
     ray: bool = False,
     progress: Callable[[Cell, int], None] | None = None,
 ) -> list[Outcome]:
-    """Replay as :func:`sweep` does, for what each request met instead of the figures."""
+    """Replay as :func:`sweep` does, and return the results of each request instead of the figures."""
     if jobs < 1:
         raise SettingsError(f"jobs is {jobs}: give 1 process or more")
     if ray:
@@ -96,7 +67,7 @@ def outcomes(
             cell.outcome(simulator, None if progress is None else functools.partial(progress, cell))
             for cell in cells
         ]
-    context = multiprocessing.get_context("spawn")  # a fork may take over another thread's lock
+    context = multiprocessing.get_context("spawn")  # a fork may inherit a lock that another thread holds
     with ProcessPoolExecutor(
         min(jobs, len(cells)), context, initializer=_prepare, initargs=simulator.arguments
     ) as pool:
@@ -112,7 +83,7 @@ _simulator: Simulator | None = None
 
 
 def _prepare(trace: Trace, model: ModelSpec, deployment: Deployment, options: dict[str, Any]) -> None:
-    global _simulator  # noqa: PLW0603 # one trace per worker process: sent once, not with every cell
+    global _simulator  # noqa: PLW0603 # the trace is sent once per worker, not with every cell
     _simulator = Simulator(trace, model, deployment, **options)
 
 

@@ -1,8 +1,8 @@
-"""A request trace in memory: its columns, and the block ids of all prompts end to end.
+"""A request trace in memory: its columns, and the block ids of all prompts, concatenated.
 
-A block id stands for ``block_size`` tokens of a prompt. A replay reads the prompts as pages,
-which may be smaller or larger than blocks: :meth:`Trace.page_keys` rewrites the ids in the
-largest unit that both sizes are made of, so that equal pages are equal bytes.
+A block id stands for ``block_size`` tokens of a prompt. A replay reads the prompts in pages, which may be
+smaller or larger than blocks: :meth:`Trace.page_keys` rewrites the ids in units of the greatest common
+divisor of both sizes, so that equal pages are equal bytes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costcache.errors import TraceError
+from costcache.sim.reuse import previous_use
 
 __all__ = ["MOST_BLOCK", "PageKeys", "Trace"]
 
 MOST_BLOCK = 2**20
-"""Tokens of the largest block or page: more than any server has, and few enough to be written out."""
+"""Tokens of the largest block or page: more than any server uses, and few enough to expand into ids."""
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 
 _ID_BYTES = 8
 _OPTIONAL = ("sessions", "think_seconds", "service_seconds", "finish", "priorities")
-# Units expanded at once: enough that numpy's overhead is paid seldom, few enough for a cache.
+# Units expanded at once: enough to amortise numpy's overhead, few enough for a CPU cache.
 _UNITS_PER_BATCH = 1 << 19
 
 
@@ -36,36 +37,35 @@ class Trace:
     """Requests in the order of their replay.
 
     Args:
-        name: What to call the trace in a report.
+        name: Name of the trace, for reports.
         block_size: Tokens per block id.
         timestamps: Arrival in seconds from the trace's own zero, float64 of shape (n,).
         input_tokens: Prompt length in tokens, int64 of shape (n,).
         output_tokens: Generated tokens, int64 of shape (n,).
-        ids: Block ids of all prompts, one after the other, int64. A prompt has
-            ``ceil(input_tokens / block_size)`` of them; the last may stand for fewer tokens.
+        ids: Block ids of all prompts, concatenated, int64. A prompt has
+            ``ceil(input_tokens / block_size)`` of them; the last one may stand for fewer tokens.
         offsets: int64 of shape (n + 1,); request i has ``ids[offsets[i]:offsets[i + 1]]``.
-        sessions: Number of each request's session, from 0, int64 of shape (n,); None where the trace
-            does not say. A session's requests come one after the other.
-        follows: The request whose end each one waits for, int64 of shape (n,), -1 where it waits for its
-            session's start only, without circles; None where each waits for the one before in its session.
-        think_seconds: What passed on the client's side between the end of the request that this one
-            waits for and this one, float64 of shape (n,), 0 where it is not known; None where no
-            request says.
-        service_seconds: What the recorded server took, from arrival to last token, float64 of shape
-            (n,), NaN where it is not known; None where no request says.
-        finish: Recorded stop reason as an index of ``finish_names``, int64 of shape (n,), -1 where it
-            is not known; None where no request says.
+        sessions: Number of each request's session, from 0, int64 of shape (n,); None if not recorded. A
+            session's requests run one after another.
+        follows: The predecessor of each request, for whose end it waits, int64 of shape (n,); -1 if it waits
+            for its session's start only. No cycles. None if each waits for the previous one of its session.
+        think_seconds: The client's time from the end of a request's predecessor to the request, float64 of
+            shape (n,), 0 where unknown; None if not recorded.
+        service_seconds: The recorded server's time, from arrival to last token, float64 of shape (n,), NaN
+            where unknown; None if not recorded.
+        finish: Recorded stop reason as an index of ``finish_names``, int64 of shape (n,), -1 where
+            unknown; None if not recorded.
         finish_names: The stop reasons that occur.
-        priorities: Priority of each request, higher is kept longer, int64 of shape (n,); None where no
-            request says.
-        output_ids: Block ids of prompts with their generated tokens, int64; None where those are not
-            known. Of request i, the blocks from ``input_tokens // block_size`` on: the partial last
-            block of the prompt as it is when the output has filled it up, and the rest of the output.
+        priorities: Priority of each request, higher is kept longer, int64 of shape (n,); None if not
+            recorded.
+        output_ids: Block ids of the generated tokens, int64; None if they are unknown. Of request i, the
+            blocks of prompt and output from ``input_tokens // block_size`` on: the prompt's partial last
+            block, completed by the output, and the rest of the output.
         output_offsets: int64 of shape (n + 1,); request i has
             ``output_ids[output_offsets[i]:output_offsets[i + 1]]``.
 
     Raises:
-        TraceError: The columns do not fit together.
+        TraceError: If the columns are inconsistent.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Trace:
         blocks = -(-self.input_tokens // self.block_size)
         self._check_ids("offsets", self.offsets, self.ids, blocks, self.input_tokens)
         if self.follows is not None and not ((self.follows >= -1) & (self.follows < requests)).all():
-            raise TraceError(f"{self.name}: follows must hold request numbers from -1 to {requests - 1}")
+            raise TraceError(f"{self.name}: follows must be request numbers from -1 to {requests - 1}")
         if (self.output_ids is None) != (self.output_offsets is None):
             raise TraceError(f"{self.name}: give output_ids and output_offsets, or neither")
         if self.output_ids is not None and self.output_offsets is not None:
@@ -112,8 +112,8 @@ class Trace:
         edges = offsets[[0, -1]].tolist() if len(offsets) == requests + 1 else None
         if edges != [0, len(ids)]:
             raise TraceError(
-                f"{self.name}: {column} has {len(offsets)} entries; it must go from 0 to "
-                f"{len(ids)}, the number of ids, in {requests + 1}"
+                f"{self.name}: {column} has {len(offsets)} entries; give {requests + 1}, from 0 to "
+                f"{len(ids)}, the number of ids"
             )
         wrong = np.flatnonzero(np.diff(offsets) != blocks)
         if len(wrong):
@@ -128,13 +128,13 @@ class Trace:
         return len(self.input_tokens)
 
     def in_time_order(self) -> Trace:
-        """The requests by timestamp; those of the same time keep their order."""
+        """The trace sorted by timestamp; requests of equal times keep their order."""
         if len(self) < 2 or bool((np.diff(self.timestamps) >= 0).all()):
             return self
         return self.take(np.argsort(self.timestamps, kind="stable"))
 
     def take(self, requests: Int64) -> Trace:
-        """The requests of these numbers, int64 of shape (k,), in this order."""
+        """The trace of these requests alone, given as int64 of shape (k,), in this order."""
         ids, offsets = _gather(self.ids, self.offsets, requests)
         outputs: tuple[Int64, Int64] | tuple[None, None] = (None, None)
         if self.output_ids is not None and self.output_offsets is not None:
@@ -142,9 +142,9 @@ class Trace:
         columns = {name: getattr(self, name) for name in _OPTIONAL}
         follows = None
         if self.follows is not None:
-            place = np.full(len(self) + 1, -1, np.int64)  # the last is that of -1
-            place[requests] = np.arange(len(requests))
-            follows = place[self.follows[requests]]
+            number = np.full(len(self) + 1, -1, np.int64)  # index -1, no predecessor, stays -1
+            number[requests] = np.arange(len(requests))
+            follows = number[self.follows[requests]]
         return Trace(
             name=self.name,
             block_size=self.block_size,
@@ -161,21 +161,16 @@ class Trace:
         )
 
     def predecessors(self) -> Int64:
-        """The request whose end each one waits for, int64 of shape (n,); -1 where there is none."""
+        """The request for whose end each one waits, int64 of shape (n,); -1 for none."""
         if self.follows is not None:
             return self.follows
-        before = np.full(len(self), -1, np.int64)
-        if self.sessions is not None and len(self):
-            order = np.argsort(self.sessions, kind="stable")
-            same = self.sessions[order[1:]] == self.sessions[order[:-1]]
-            before[order[1:][same]] = order[:-1][same]
-        return before
+        return np.full(len(self), -1, np.int64) if self.sessions is None else previous_use(self.sessions)
 
     def with_outputs(self, *, computed: bool = False) -> Trace | None:
-        """The prompts with their generated tokens behind them; None where those are not known.
+        """A trace whose prompts include the generated tokens; None if those are unknown.
 
         Args:
-            computed: Leave out the last generated token, as servers do: it was never computed on.
+            computed: Leave out the last generated token, as servers do: its KV is never computed.
         """
         if self.output_ids is None or self.output_offsets is None:
             return None
@@ -185,10 +180,10 @@ class Trace:
             tokens = tokens - (self.output_tokens > 0)
         blocks, whole = -(-tokens // size), self.input_tokens // size
         pieces: list[Int64] = []
-        for at, own, out, count in zip(
+        for at, full, out, count in zip(
             self.offsets.tolist(), whole.tolist(), self.output_offsets.tolist(), blocks.tolist(), strict=False
         ):
-            pieces += (self.ids[at : at + own], self.output_ids[out : out + count - own])
+            pieces += (self.ids[at : at + full], self.output_ids[out : out + count - full])
         return Trace(
             name=self.name,
             block_size=size,
@@ -203,24 +198,24 @@ class Trace:
         """The prompts as keys of whole pages of ``page_size`` tokens.
 
         Raises:
-            TraceError: ``page_size`` is under 1, or over :data:`MOST_BLOCK`.
+            TraceError: If ``page_size`` is under 1, or over :data:`MOST_BLOCK`.
         """
         return PageKeys(self, page_size)
 
     def distinct_pages(self, page_size: int) -> int:
-        """How many whole pages of ``page_size`` tokens a cache without limit would hold at the end.
+        """Number of distinct whole pages of ``page_size`` tokens: those an unlimited cache holds at the end.
 
-        Pages are told apart by their path from the root, not by their id: where ids are hashes
-        of content, one id after two different prefixes is two pages.
+        A page is identified by its path from the root, not by its id: if ids are hashes of content, one id
+        after two different prefixes is two pages.
 
         Raises:
-            TraceError: ``page_size`` is under 1, or over :data:`MOST_BLOCK`.
+            TraceError: If ``page_size`` is under 1, or over :data:`MOST_BLOCK`.
         """
         unit, units_per_page = _units(page_size, self.block_size)
         units_per_block = self.block_size // unit
-        # In lexicographic order, what a prompt shares with any earlier one it shares with the
-        # one just before it. Any total order of ids will do, so memcmp decides. Among equal ids
-        # the shorter partial block goes first.
+        # In lexicographic order, the longest prefix that a prompt shares with any earlier one is the one it
+        # shares with the prompt just before it. Any total order of ids will do, so memcmp decides. With
+        # equal ids, the shorter partial block comes first.
         raw = _read_only_bytes(self.ids)
         edges = (self.offsets * _ID_BYTES).tolist()
         prompts = [bytes(raw[start:stop]) for start, stop in itertools.pairwise(edges)]
@@ -240,10 +235,10 @@ class Trace:
         return pages
 
     def ideal_hit_rate(self, page_size: int) -> float:
-        """Share of the input tokens that a cache without limit finds, whole pages of inputs only.
+        """Share of the prompt tokens that hit in an unlimited cache of the whole pages of prompts.
 
-        Every distinct page misses once, whatever the order of the requests; tokens of a
-        partial last page always miss. 0 for a trace without tokens.
+        Every distinct page misses once, whatever the order of the requests; tokens of a partial last
+        page always miss. 0 for a trace without tokens.
         """
         total = int(self.input_tokens.sum())
         whole = int((self.input_tokens // page_size).sum()) if page_size >= 1 else 0
@@ -253,15 +248,15 @@ class Trace:
 class PageKeys:
     """The prompts of a trace as bytes: request i's key is its unit ids, cut to whole pages.
 
-    A unit is the greatest common divisor of page and block size in tokens; block id b becomes
-    the ids ``b * m, ..., b * m + m - 1`` with m units to a block, each a little-endian int64.
-    A partial last block of r tokens gives ``r // unit`` of them. Two keys share a page where
-    their bytes are the same from the start to the end of that page.
+    A unit is the greatest common divisor of page and block size in tokens. With m units to a block, block
+    id b becomes the unit ids ``b * m, ..., b * m + m - 1``, each a little-endian int64; a partial last
+    block of r tokens gives ``r // unit`` of them. Two keys share a page if their bytes are equal from the
+    start to the end of that page.
 
-    A key is a read-only view of format ``B``: slices of it are views too and compare equal to
-    bytes; take ``bytes(key[a:b])`` where something hashable is needed. If blocks are units (the
-    page size is a multiple of the block size), keys are slices of one buffer and nothing is
-    copied; otherwise they are expanded as they are asked for, many at once when iterating.
+    A key is a read-only view of format ``B``. Slices of it are views too and compare equal to bytes; take
+    ``bytes(key[a:b])`` for something hashable. If blocks are units (the page size is a multiple of the
+    block size), keys are slices of one buffer and nothing is copied; otherwise they are expanded on
+    demand, in batches when iterating.
     """
 
     __slots__ = (
@@ -279,7 +274,7 @@ class PageKeys:
 
     def __init__(self, trace: Trace, page_size: int) -> None:
         self.page_size = page_size
-        """Tokens in a page."""
+        """Tokens per page."""
         self.unit_tokens, self.units_per_page = _units(page_size, trace.block_size)
         self.bytes_per_page = _ID_BYTES * self.units_per_page
         self.tokens: Int64 = trace.input_tokens // page_size * page_size
@@ -303,7 +298,7 @@ class PageKeys:
         """The key of one request.
 
         Raises:
-            IndexError: There is no such request.
+            IndexError: If there is no such request.
         """
         if self._views is not None:
             return self._views[request]
@@ -338,7 +333,7 @@ class PageKeys:
 
 
 def _gather(ids: Int64, offsets: Int64, requests: Int64) -> tuple[Int64, Int64]:
-    """The ids of some requests, end to end, and their offsets."""
+    """The ids of some requests, concatenated, and their offsets."""
     lengths = np.diff(offsets)[requests]
     edges = zip(offsets[:-1][requests].tolist(), lengths.tolist(), strict=True)
     pieces = [ids[start : start + length] for start, length in edges]
@@ -347,7 +342,7 @@ def _gather(ids: Int64, offsets: Int64, requests: Int64) -> tuple[Int64, Int64]:
 
 
 def _units(page_size: int, block_size: int) -> tuple[int, int]:
-    """Tokens per unit, units per page."""
+    """Tokens per unit, and units per page."""
     if not 1 <= page_size <= MOST_BLOCK:
         raise TraceError(f"page size is {page_size}; give 1 to {MOST_BLOCK:,} tokens")
     unit = math.gcd(page_size, block_size)
@@ -364,7 +359,7 @@ def _common_prefix(left: Int64, right: Int64) -> int:
 
 
 def _room_for_units(ids: Int64, units_per_block: int) -> Int64:
-    """The ids themselves, or dense numbers for them where a unit id would pass 64 bits."""
+    """The ids, renumbered densely if unit ids would overflow 64 bits."""
     if units_per_block == 1 or not len(ids):
         return ids
     lowest = int(ids.min()) * units_per_block
@@ -376,5 +371,5 @@ def _room_for_units(ids: Int64, units_per_block: int) -> Int64:
 
 def _read_only_bytes(ids: Int64) -> memoryview:
     # "<i8" is int64 itself on a little-endian machine, so nothing is copied there.
-    # numpy's uint8 view is taken, since memoryview.cast refuses an empty array.
+    # The view as uint8 is numpy's, since memoryview.cast refuses an empty array.
     return np.ascontiguousarray(ids, dtype="<i8").view(np.uint8).data.toreadonly()

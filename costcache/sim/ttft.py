@@ -1,4 +1,4 @@
-"""Time to first token: what a prefill takes, given how much of its prompt was cached."""
+"""Time to first token: the duration of a prefill, given the cached part of its prompt."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["CALIBRATED", "PrefillModel", "prefill_model", "roofline"]
 
 Float64 = NDArray[np.float64]
 
-# Of dense matrix products in bf16, what prefill of a large model reaches on a current accelerator.
+# Share of the dense bf16 peak that the prefill of a large model reaches on a current accelerator.
 _UTILISATION = 0.5
 _FLOOR_SECONDS = 0.015
 
 
 class PrefillModel(BaseModel):
-    """``max(floor, a + b·n + c·n·(d + n/2))`` seconds for n new tokens behind d cached ones.
+    """``max(floor, a + b·n + c·n·(d + n/2))`` seconds for n new tokens after d cached ones.
 
     Attributes:
-        name: What it was taken from.
-        floor: Seconds that the shortest prefill takes.
+        name: Its source.
+        floor: Seconds of the shortest prefill.
         fixed: a, in seconds.
         per_token: b, in seconds per new token: everything but attention.
         per_pair: c, in seconds per new token and token of context: attention.
@@ -47,7 +47,7 @@ class PrefillModel(BaseModel):
 
         Args:
             new: Tokens to compute, int64 of any shape.
-            depth: Cached tokens in front of them, int64 of the same shape.
+            depth: Cached tokens before them, int64 of the same shape.
         """
         n, d = new.astype(np.float64), depth.astype(np.float64)
         time = self.fixed + self.per_token * n + self.per_pair * n * (d + n / 2)
@@ -75,11 +75,14 @@ CALIBRATED = {
         per_pair=0.14e-9,
     ),
 }
-"""Models whose prefill was measured."""
+"""Measured prefill models, by the preset that was measured."""
 
 
 def roofline(cost: CostModel) -> PrefillModel:
-    """From FLOPs alone, at half of the accelerators' dense peak; attention as in the cost model."""
+    """Derive a prefill model from FLOPs, at half of the accelerators' dense peak.
+
+    Attention costs what it does in the cost model.
+    """
     served = cost.deployment
     rate = served.flops_per_second * served.tp * served.pp * _UTILISATION
     per_token = cost.linear_params_flops / rate
@@ -94,13 +97,13 @@ def roofline(cost: CostModel) -> PrefillModel:
 
 
 def prefill_model(name: str, cost: CostModel) -> PrefillModel:
-    """A model by name: ``auto``, ``roofline`` or a measured one.
+    """A prefill model by name: ``auto``, ``roofline`` or a measured one.
 
-    ``auto`` is the measured one where this very model is deployed as it was measured (one accelerator of
+    ``auto`` is the measured one if this very model is deployed as it was measured (one accelerator of
     an H100's speed, KV in 16 bits), else ``roofline``.
 
     Raises:
-        SettingsError: There is no such model.
+        SettingsError: If there is no such prefill model.
     """
     if name == "auto":
         measured = CALIBRATED.get(cost.spec.name) if _as_measured(cost.deployment) else None

@@ -26,7 +26,7 @@ from costcache.policies.keyed import FIFO
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
-from costcache.sim.explain import Account, Explanation, Fall, explain
+from costcache.sim.explain import ClassReport, Explanation, StepIn, explain
 from costcache.sim.trace import Trace
 from costcache.sim.traces import write_trace
 from costcache.sim.workloads import generate, workload_settings
@@ -89,7 +89,7 @@ def simulator(trace: Trace, model: ModelSpec = LLAMA, **options: Any) -> Simulat
 
 
 def total(found: Explanation, field: str) -> int:
-    return sum(getattr(account, field) for account in found.accounts)
+    return sum(getattr(account, field) for account in found.classes)
 
 
 @given(
@@ -121,13 +121,13 @@ def test_the_sums_of_all_classes_are_the_replays(
         returned += sum(PAGE for head in heads[matched // PAGE :] if head in before)
         before.update(heads)
     assert total(found, "returned") == returned
-    for account in found.accounts:
+    for account in found.classes:
         assert account.returned <= account.evicted
         assert 0.0 <= account.reused <= 1.0
         assert (account.eviction_age is None) == (not account.evicted)
         assert (account.worth is None) == (not account.held)
         assert all(a >= b for a, b in zip(account.unused, account.unused[1:], strict=False))
-    decided = [account.used + account.evicted for account in found.accounts]
+    decided = [account.used + account.evicted for account in found.classes]
     assert decided == sorted(decided, reverse=True)
 
 
@@ -149,7 +149,7 @@ def test_the_sums_of_all_classes_of_states_are_the_replays(
         assert bytes_gone // token.kv_bytes == plain.evicted
     else:  # a leaf that goes for its state counts one state there, and its KV with it here
         assert bytes_gone // token.kv_bytes >= plain.evicted
-    assert all(account.returned <= account.evicted for account in found.accounts)
+    assert all(account.returned <= account.evicted for account in found.classes)
     assert not found.compared
 
 
@@ -204,12 +204,12 @@ def test_any_policy_that_tells_classes_apart_is_explained() -> None:
     story = [(9, 0, False), (9, 4, False), (9, 9, True), (9, 9, True), (9, 9, False), (9, 9, True)]
     sim = simulator(trace_of([[n] for n in (0, 1, 0, 2, 3, 1)]), plugins=offering(lambda: Scripted(story)))
     found = explain(sim, Settings(policy="scripted"), 2 * PAGE)
-    assert found.accounts == [
-        Account("even", PAGE, 3 * PAGE, 2 * PAGE, PAGE, PAGE, 3 * PAGE, 2.5, 0.25, [0.5, 0.25])
+    assert found.classes == [
+        ClassReport("even", PAGE, 3 * PAGE, 2 * PAGE, PAGE, PAGE, 3 * PAGE, 2.5, 0.25, [0.5, 0.25])
     ]
-    assert found.accounts[0].reused == 2 / 6
+    assert found.classes[0].reused == 2 / 6
     assert (found.gained, found.lost) == (9, 9)
-    assert found.falls == [Fall(request=3, delay=2, back=5), Fall(request=6, delay=1, back=None)]
+    assert found.step_ins == [StepIn(request=3, delay=2, back=5), StepIn(request=6, delay=1, back=None)]
 
 
 def test_the_table_names_what_was_kept_and_dropped(chat: Path) -> None:

@@ -232,20 +232,23 @@ def offering(name: str, order: type[VictimOrder]) -> PluginManager:
     return manager
 
 
-def listening() -> tuple[PluginManager, list[tuple[RequestRecord, RequestInfo]]]:
-    """LRU as ``listening``, and what it hears of the ends of requests."""
+def listening() -> tuple[PluginManager, list[tuple[RequestRecord, RequestInfo]], list[float]]:
+    """LRU as ``listening``, what it hears of the ends of requests, and the last uses of what they used."""
     heard: list[tuple[RequestRecord, RequestInfo]] = []
+    used: list[float] = []
 
     class Listening(LRU):
         def finish(self, request: RequestRecord, info: RequestInfo) -> None:
             heard.append((request, info))
+            if request.end is not None:
+                used.append(request.end.last_use)
 
-    return offering("listening", Listening), heard
+    return offering("listening", Listening), heard, used
 
 
 @pytest.mark.parametrize("serving", [None, ServingSettings(concurrency=1, decode_seconds=0)])
 def test_policies_are_told_what_a_trace_says_of_its_requests(serving: ServingSettings | None) -> None:
-    manager, heard = listening()
+    manager, heard, used = listening()
     trace = Trace(
         name="told",
         block_size=2,
@@ -271,11 +274,32 @@ def test_policies_are_told_what_a_trace_says_of_its_requests(serving: ServingSet
     ends = [(end.tokens, end.priority) for request, _ in heard if (end := request.end) is not None]
     assert ends[:3] == [(4, 3), (2, 3), (2, 0)]  # the first request's node has the second's priority now
     if serving is None:
-        assert [request.began for request, _ in heard] == trace.timestamps.tolist()
+        assert used[:3] == trace.timestamps.tolist()[:3]
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen3-next"])
+def test_the_priority_order_keeps_the_prompts_of_a_traces_priorities(model: str) -> None:
+    prompts = [1, 2, 3, 4, 5, 2]  # one page each, and room for three
+    trace = Trace(
+        name="ranked",
+        block_size=16,
+        timestamps=np.arange(6.0),
+        input_tokens=np.full(6, 16, np.int64),
+        output_tokens=np.ones(6, np.int64),
+        ids=np.array(prompts, np.int64),
+        offsets=np.arange(7),
+        priorities=np.array([0, 3, 1, 2, 0, 0], np.int64),
+    )
+    simulator = Simulator(trace, ModelSpec.preset(model), Deployment(page_size=16))
+    token = simulator.cost.token
+    room = 3 * (16 * token.kv_bytes + token.state_bytes) // token.kv_bytes // 16 * 16
+    outcome = simulator.outcome(Settings(policy="priority"), room + (16 if token.state_bytes else 0))
+    # 1 made room for 4, and 3 for 5; LRU would have evicted 2.
+    assert outcome.matched.tolist() == [0, 0, 0, 0, 0, 16]
 
 
 def test_what_a_trace_does_not_say_is_not_told() -> None:
-    manager, heard = listening()
+    manager, heard, _ = listening()
     trace = replace(generate("chat", workload_settings("chat", {"requests": 50})), sessions=None)
     run(trace, 16, None, "listening", manager)
     assert [info.output_tokens for _, info in heard] == trace.output_tokens.tolist()

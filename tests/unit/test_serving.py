@@ -110,16 +110,16 @@ class Audited(_Server):
         self.recount()
         return started
 
-    def finish(self, run: _Running) -> None:
-        super().finish(run)
-        self.ended[run.number] = run.ends
+    def finish(self, ended: _Running) -> None:
+        super().finish(ended)
+        self.ended[ended.number] = ended.ends
         self.recount()
 
     def recount(self) -> None:
         store, tree = self.store, self.store.tree
         nodes = list(tree.walk())
         cached = sum(node.tokens for node in nodes if node.parent is not None)
-        held = sum(run.held for run in self.running)
+        held = sum(run.reserved for run in self.running)
         assert (tree.cached, store.held) == (cached, held)
         assert store.free >= 0
         assert store.free + cached + held == store.capacity

@@ -16,9 +16,8 @@ from costcache.sim.engine import Simulator
 from costcache.sim.optimum import optimum
 from costcache.sim.paths import page_paths
 from costcache.sim.results import Run
-from costcache.sim.stack import LRUCurve
+from costcache.sim.stack import LRUCurve, lru
 from costcache.sim.trace import Trace
-from costcache.sim.window import lru
 
 MODEL = ModelSpec.preset("llama-3-8b")
 BLOCK = 4
@@ -75,7 +74,7 @@ def test_paths_number_each_prefix_once(trace: Trace, page_size: int) -> None:
 def test_one_pass_lru_is_the_lru_that_serves(trace: Trace, page_size: int, capacity: int | None) -> None:
     keys = trace.page_keys(page_size)
     curve = LRUCurve(page_paths(keys))
-    fast = curve.run(capacity)
+    fast = curve.at(capacity)
     served = tree_run(trace, page_size, capacity)
     assert int(fast.matched.sum()) * page_size == served.hit_tokens
     assert fast.evicted * page_size == served.evicted_tokens
@@ -155,7 +154,7 @@ def test_no_policy_beats_the_optimum(trace: Trace, capacity: int) -> None:
 def test_a_trace_without_pages(capacity: int | None) -> None:
     paths = page_paths(trace_of([[], [1]], [0, 3]).page_keys(BLOCK))
     assert paths.distinct == 0
-    assert LRUCurve(paths).run(capacity).matched.tolist() == [0, 0]
+    assert LRUCurve(paths).at(capacity).matched.tolist() == [0, 0]
     assert optimum(paths, capacity).matched.tolist() == [0, 0]
 
 

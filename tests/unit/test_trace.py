@@ -265,11 +265,11 @@ def test_requests_are_taken_by_number() -> None:
     ("change", "message"),
     [
         ({"sessions": np.zeros(2)}, "sessions has 2 entries, input_tokens has 3"),
-        ({"follows": np.array([-1, 3, 0])}, "follows must hold request numbers from -1 to 2"),
+        ({"follows": np.array([-1, 3, 0])}, "follows must be request numbers from -1 to 2"),
         ({"priorities": np.zeros(2)}, "priorities has 2 entries, input_tokens has 3"),
         ({"finish": np.zeros(4)}, "finish has 4 entries"),
         ({"output_ids": None}, "give output_ids and output_offsets, or neither"),
-        ({"output_offsets": np.array([0, 1, 5])}, "output_offsets has 3 entries; it must go from 0 to 5"),
+        ({"output_offsets": np.array([0, 1, 5])}, "output_offsets has 3 entries; give 4, from 0 to 5"),
         (
             {"output_offsets": np.array([0, 2, 3, 5])},
             "request 0 has 2 output ids for 9 tokens in blocks of 4",

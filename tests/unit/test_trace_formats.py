@@ -465,7 +465,7 @@ def test_files_that_are_no_trace_are_named(tmp_path: Path, data: bytes, message:
             "messages",
             2,
             {"body": {"messages": [{}]}},
-            r"body.messages\[0\].role is missing; expected who speaks",
+            r"body.messages\[0\].role is missing; expected the speaker",
         ),
         ("messages", 1, {"priority": 2**31}, "priority is 2147483648; expected a whole number of 32 bits"),
         ("messages", 2, {"timestamp": "noon"}, "timestamp is 'noon'; expected seconds, 0 or more, or a date"),

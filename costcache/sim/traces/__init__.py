@@ -1,4 +1,4 @@
-"""Trace files: one module per format."""
+"""Readers of trace files, one module per format, and the writer."""
 
 from __future__ import annotations
 

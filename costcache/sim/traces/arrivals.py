@@ -1,4 +1,4 @@
-"""When sessions start, where a trace has no clock of its own or another load is wanted."""
+"""Processes that start sessions, for a trace without a clock or to change its load."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ _FORMS = "uniform:6h (over that time), poisson:0.05 or even:0.25 (sessions a sec
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """A process by which sessions start.
+    """A process that starts sessions.
 
     Args:
-        kind: ``uniform``: each at a random time of a span. ``poisson``: one after the other in the
-            order of the file, with exponential gaps. ``even``: the same with equal gaps.
-            ``together``: all at once.
-        value: The span in seconds of ``uniform``, sessions a second of ``poisson`` and ``even``.
+        kind: ``uniform``: each at a random time within a span. ``poisson``: in file order, with exponential
+            gaps. ``even``: in file order, with equal gaps. ``together``: all at once.
+        value: The span in seconds of ``uniform``; sessions per second of ``poisson`` and ``even``.
     """
 
     kind: str
@@ -40,10 +39,10 @@ class Arrivals:
 
     @classmethod
     def parse(cls, text: str) -> Arrivals:
-        """Read ``uniform:6h``, ``poisson:0.05``, ``even:0.25`` or ``together``.
+        """Parse ``uniform:6h``, ``poisson:0.05``, ``even:0.25`` or ``together``.
 
         Raises:
-            TraceError: It is none of these.
+            TraceError: If the text is none of these.
         """
         kind, _, amount = text.partition(":")
         value = -1.0
@@ -62,7 +61,7 @@ class Arrivals:
         return cls(kind, value)
 
     def starts(self, sessions: int, seed: int) -> Float64:
-        """Seconds at which each session starts, float64 of shape [sessions]."""
+        """Start of each session in seconds, float64 of shape [sessions]."""
         rng = np.random.default_rng(seed)
         if self.kind == "uniform":
             return rng.uniform(0.0, self.value, sessions)
@@ -73,20 +72,20 @@ class Arrivals:
         return np.zeros(sessions)
 
     def spread(self, trace: Trace, seed: int, *, clock: bool, recorded: bool = False) -> Trace:
-        """The trace with its sessions starting by this process, in the order of the new times.
+        """Start the trace's sessions by this process; requests are sorted by their new times.
 
-        Within a session, a request comes when the one that it waits for has ended (``service_seconds``) and
-        its ``think_seconds`` have passed. Where a trace has a clock and no think times, gaps stay as they
-        are. A request without a session is one of its own.
+        Within a session, a request arrives once its predecessor has ended (after ``service_seconds``) and
+        its ``think_seconds`` have passed. If the trace has a clock and no think times, gaps stay as they
+        are. A request without a session is a session of its own.
 
         Args:
-            trace: The requests, those of a session in their order.
-            seed: Of the random processes.
+            trace: The requests, those of a session in order.
+            seed: Seed of the random processes.
             clock: Whether the trace's times are on one clock.
-            recorded: Keep the gaps between a session's requests as they are in any case.
+            recorded: Keep the gaps between a session's requests in any case.
 
         Raises:
-            TraceError: ``recorded``, and the trace has no times.
+            TraceError: If ``recorded``, and the trace has no times.
         """
         if recorded and not trace.timestamps.any():
             raise TraceError(f"{trace.name}: records no times, so its gaps cannot be kept: leave out --gaps")
@@ -102,11 +101,11 @@ class Arrivals:
 
 
 DEFAULT_ARRIVALS = Arrivals("uniform", 6 * 3600.0)
-"""Of sessions that have no common clock."""
+"""The default for sessions without a common clock."""
 
 
 def _elapsed(trace: Trace) -> list[float]:
-    """Seconds from the start of its session to each request, if each is served as it was recorded."""
+    """Seconds from the start of its session to each request, if service takes as long as recorded."""
     before = trace.predecessors().tolist()
     zeros = np.zeros(len(trace))
     think = (zeros if trace.think_seconds is None else trace.think_seconds).tolist()
@@ -114,7 +113,7 @@ def _elapsed(trace: Trace) -> list[float]:
     elapsed: list[float | None] = [None] * len(trace)
     for request in range(len(trace)):
         at, waiting = request, []
-        while at >= 0 and elapsed[at] is None:  # one that others wait for may stand behind them
+        while at >= 0 and elapsed[at] is None:  # a predecessor may come later in the trace
             waiting.append(at)
             at = before[at]
         for each in reversed(waiting):
@@ -125,12 +124,12 @@ def _elapsed(trace: Trace) -> list[float]:
 
 
 def at_times(trace: Trace, times: Float64) -> Trace:
-    """The requests in their order at the given times; think times no longer hold and are left out.
+    """Give the requests, in order, the given times; think times no longer apply and are dropped.
 
     Args:
         trace: The requests.
-        times: Rising seconds from the first arrival, float64 of shape [arrivals]. Where there are fewer
-            than requests, they are repeated, each round one mean gap behind the last.
+        times: Ascending seconds from the first arrival, float64 of shape [arrivals]. If there are fewer
+            than requests, they repeat, each round starting one mean gap after the previous one.
     """
     rounds = math.ceil(len(trace) / len(times)) if len(times) else 0
     period = float(times[-1]) * (1 + 1 / max(len(times) - 1, 1)) if rounds else 0.0

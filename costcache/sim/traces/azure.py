@@ -1,7 +1,7 @@
-"""Azure's traces of 2023: when requests came and how long they were, and nothing of their prefixes.
+"""Azure's traces of 2023: arrival times and lengths of requests, without their prefixes.
 
 A CSV file with the columns ``TIMESTAMP`` (date and time, fractions of a second with up to 7 digits),
-``ContextTokens`` and ``GeneratedTokens``. It is no trace for a cache; it re-times others. Source:
+``ContextTokens`` and ``GeneratedTokens``. It cannot be replayed; it re-times other traces. Source:
 github.com/Azure/AzurePublicDataset; Patel et al., "Splitwise", ISCA 2024.
 """
 
@@ -29,10 +29,10 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(?:\+00:00|Z
 
 
 def read_arrivals(path: str | os.PathLike[str]) -> NDArray[np.float64]:
-    """Seconds from the first arrival, rising, float64 of shape [arrivals].
+    """Read ascending seconds from the first arrival, float64 of shape [arrivals].
 
     Raises:
-        TraceError: The file cannot be read, or a line is malformed.
+        TraceError: If the file cannot be read, or a line is malformed.
     """
     times = array("d")
     with open_source(path) as source:
@@ -58,7 +58,7 @@ def read_arrivals(path: str | os.PathLike[str]) -> NDArray[np.float64]:
 def _seconds(label: str, number: int, text: str) -> float:
     found = _TIME.fullmatch(text)
     try:
-        # Parsed by hand behind the point: a datetime holds microseconds, the file tenths of them.
+        # The fraction is parsed separately: a datetime resolves microseconds, the file tenths of them.
         whole = datetime.fromisoformat(found[1] if found else text).replace(tzinfo=UTC)
     except ValueError:
         found = None

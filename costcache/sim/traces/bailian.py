@@ -5,8 +5,8 @@ Fields: ``chat_id``, ``parent_chat_id`` (-1 for the first turn), ``timestamp`` (
 renumbered; one per block of the prompt), ``type`` (text, search, image, file) and ``turn``. Source:
 github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
 
-A chat whose parent is in the file is in its parent's session. Ids are told apart by their path, as
-one block of content may stand behind several. A partial last block may have an id or not.
+A chat whose parent is in the file belongs to its parent's session. Ids are identified by their path, since
+one block of content may follow several prefixes. A partial last block may have an id or not.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _ROWS = Rows(
         "chat_id": "the request's number, a whole number",
         "parent_chat_id": "the number of the turn before, -1 for none",
         "timestamp": "seconds from the start, 0 or more",
-        "input_length": "tokens of the prompt, a whole number from 0 on",
-        "output_length": "generated tokens, a whole number from 0 on",
-        "hash_ids": "a list of whole numbers from 0 on, of 63 bits",
+        "input_length": "tokens of the prompt, a whole number, 0 or more",
+        "output_length": "generated tokens, a whole number, 0 or more",
+        "hash_ids": "a list of whole numbers from 0 to 2**63 - 1",
     },
 )
 
@@ -59,7 +59,7 @@ def read_bailian(source: Source, *, block_size: int | None = None) -> Trace:
         block_size: Tokens per hash id; 16 by default.
 
     Raises:
-        TraceError: A line is malformed.
+        TraceError: If a line is malformed.
     """
     size = block_size or _BLOCK_SIZE
     columns = Columns()
@@ -71,7 +71,7 @@ def read_bailian(source: Source, *, block_size: int | None = None) -> Trace:
             fail(source.label, number, "the number of hash_ids", count, expected)
         columns.ids.fromlist(row.hash_ids)
         if count * size < tokens:
-            columns.ids.append(-1 - len(columns))  # ids of the file are not negative
+            columns.ids.append(-1 - len(columns))  # the file has no negative ids
         root = roots.get(row.parent_chat_id, row.parent_chat_id)
         roots[row.chat_id] = session = row.chat_id if row.parent_chat_id < 0 else root
         columns.add(row.timestamp, tokens, row.output_length, session=session)

@@ -1,4 +1,4 @@
-"""The columns of a trace while its file is read."""
+"""Builds the columns of a trace, request by request."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Columns"]
 
 
 class Columns:
-    """Collects requests, eight bytes a value.
+    """Collects requests, eight bytes per value.
 
-    A reader appends a request's block ids to ``ids``, and to ``output_ids`` where it knows them, and
-    then calls :meth:`add`.
+    A reader appends a request's block ids to ``ids``, those of its output to ``output_ids`` if it knows
+    them, and then calls :meth:`add`.
     """
 
     def __init__(self) -> None:
@@ -54,19 +54,19 @@ class Columns:
         finish: str | None = None,
         priority: int = 0,
     ) -> None:
-        """Add the request whose ids were appended last.
+        """Add the request whose ids were just appended.
 
         Args:
-            seconds: When it arrived, on any clock.
+            seconds: Arrival time, on any clock.
             input_tokens: Tokens of the prompt.
             output_tokens: Tokens generated.
-            session: What tells its session from others; None where nothing does.
-            follows: The number, as added, of the request that it waits for, -1 for none; None where that
-                is the one before in its session. All or none.
-            think: Seconds since the answer that it waits for; None where unknown.
-            service: Seconds that the server took; None where unknown.
-            finish: The stop reason; None or empty where unknown.
-            priority: Higher is kept longer; 0 where unknown.
+            session: Key of its session; None if it has none.
+            follows: Number of its predecessor in the order of the calls, -1 for none; None if that is the
+                previous request of its session. To be given for all requests or for none.
+            think: Seconds since the answer of its predecessor; None if unknown.
+            service: Seconds that the server took; None if unknown.
+            finish: The stop reason; None or empty if unknown.
+            priority: Higher is kept longer; 0 if unknown.
         """
         self._times.append(seconds)
         self._inputs.append(input_tokens)
@@ -87,11 +87,11 @@ class Columns:
             self._follows.append(follows)
 
     def no_outputs(self) -> None:
-        """Say that the generated tokens of a request are not known: then those of none are kept."""
+        """Note that a request's generated tokens are unknown; the trace then has no output ids at all."""
         self._has_outputs = False
 
     def trace(self, source: Source, block_size: int, *, from_zero: bool = False) -> Trace:
-        """The requests in the order of their times; those of one time as they were added.
+        """The requests sorted by time; those of equal times in the order in which they were added.
 
         Args:
             source: The file, for the name.
@@ -99,7 +99,7 @@ class Columns:
             from_zero: Count time from the first request.
 
         Raises:
-            TraceError: There is no request.
+            TraceError: If there is no request.
         """
         if not self._inputs:
             raise TraceError(f"{source.label}: holds no request; give a file with one JSON object a line")

@@ -1,4 +1,4 @@
-"""Block ids that mean the same to every reader: each names its block with all blocks before it."""
+"""Rewrites block ids so that each names its block together with all blocks before it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Int64 = NDArray[np.int64]
 
 
 def with_path_ids(trace: Trace, block_size: int | None = None) -> Trace:
-    """The trace with ids by path, numbered from 0 in the order in which they first occur.
+    """Identify blocks by their path, numbered from 0 in the order of their first occurrence.
 
-    Two prompts have an id in common exactly where they agree from the start up to the end of its
-    block, so a reader that looks ids up one by one finds what one finds that goes by path.
+    Two prompts then share an id exactly if they are equal from the start to the end of its block, so a
+    simulator that looks up ids one by one gets the same hits as one that follows paths.
 
     Args:
         trace: The requests.
         block_size: Tokens per id in the result, a multiple of the trace's; its own by default.
 
     Raises:
-        TraceError: ``block_size`` is no multiple of the trace's, or over
+        TraceError: If ``block_size`` is no multiple of the trace's, or over
             :data:`~costcache.sim.trace.MOST_BLOCK`.
     """
     size = block_size or trace.block_size
@@ -41,7 +41,7 @@ def with_path_ids(trace: Trace, block_size: int | None = None) -> Trace:
     merged = size // trace.block_size
     if merged > 1:
         ids, blocks = _filled_up(ids, blocks, trace.offsets, merged)
-    # Partial last blocks count as whole ones here: their ids have paths too.
+    # Partial last blocks count as whole here, so that they have paths too.
     whole = Trace(
         name=trace.name,
         block_size=trace.block_size,
@@ -64,21 +64,21 @@ def with_path_ids(trace: Trace, block_size: int | None = None) -> Trace:
 
 
 def rounded_up(trace: Trace) -> Trace:
-    """The trace with the partial last block of each prompt counted as a whole one.
+    """Count the partial last block of each prompt as a whole one.
 
-    So it is cached, and takes a whole block of the pool, as in simulators that go by block ids
-    alone. Hit rates are then shares of blocks.
+    It is then cached and takes a whole block of the pool, as in simulators that count block ids only. Hit
+    rates are shares of blocks.
     """
     return replace(
         trace,
         input_tokens=np.diff(trace.offsets) * trace.block_size,
-        output_ids=None,  # they go on where the prompt really ends
+        output_ids=None,  # outputs start where the prompt really ends
         output_offsets=None,
     )
 
 
 def _filled_up(ids: Int64, blocks: Int64, offsets: Int64, multiple: int) -> tuple[Int64, Int64]:
-    """Ids of each prompt with one that nobody else has behind, up to a multiple; and their counts."""
+    """Pad each prompt with an id that occurs in no prompt up to a multiple; returns ids and counts."""
     names, numbers = np.unique(ids, return_inverse=True)
     filled = -(-blocks // multiple) * multiple
     starts = np.concatenate(([0], np.cumsum(filled)))
@@ -89,7 +89,7 @@ def _filled_up(ids: Int64, blocks: Int64, offsets: Int64, multiple: int) -> tupl
 
 def _by_first_use(numbers: Int64, distinct: int) -> Int64:
     first = np.empty(distinct, dtype=np.int64)
-    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # of equal indices the last is kept
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # with repeated indices, the last assignment counts
     renumbered = np.empty(distinct, dtype=np.int64)
     renumbered[np.argsort(first)] = np.arange(distinct)
     return renumbered[numbers]

@@ -2,8 +2,8 @@
 
 Its ``request`` has ``output_tokens``, ``request_received_ms``, ``total_time_ms`` and ``replay`` with
 ``trace_block_size``, ``input_length`` and ``input_sequence_hashes`` (64 bits, one per block of the
-prompt; each covers the whole prefix). ``agent_context.session_id`` tells the agent. Source:
-github.com/ai-dynamo/dynamo, schema ``dynamo.request.trace.v1``. Events of tools are left out.
+prompt; each covers the whole prefix). ``agent_context.session_id`` names the agent's session. Source:
+github.com/ai-dynamo/dynamo, schema ``dynamo.request.trace.v1``. Tool events are skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from costcache.errors import TraceError
 from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.columns import Columns
-from costcache.sim.traces.rows import Rows, Tokens, fail
+from costcache.sim.traces.rows import Rows, Tokens, fail, fail_block_size
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
@@ -63,13 +63,13 @@ _ROWS = Rows(
         "request": "an object with replay",
         "agent_context": "an object with session_id",
         "session_id": "the session's name, text",
-        "output_tokens": "generated tokens, a whole number from 0 on",
+        "output_tokens": "generated tokens, a whole number, 0 or more",
         "request_received_ms": "milliseconds, 0 or more",
         "total_time_ms": "milliseconds, 0 or more",
         "replay": "an object with trace_block_size, input_length and input_sequence_hashes",
         "trace_block_size": f"tokens per hash, a whole number from 1 to {MOST_BLOCK}",
-        "input_length": "tokens of the prompt, a whole number from 0 on",
-        "input_sequence_hashes": "a list of whole numbers from 0 on, of 64 bits",
+        "input_length": "tokens of the prompt, a whole number, 0 or more",
+        "input_sequence_hashes": "a list of whole numbers from 0 to 2**64 - 1",
     },
 )
 
@@ -79,10 +79,10 @@ def read_dynamo(source: Source, *, block_size: int | None = None) -> Trace:
 
     Args:
         source: The file.
-        block_size: What the file's ``trace_block_size`` has to be; None for any.
+        block_size: The expected ``trace_block_size``; None for any.
 
     Raises:
-        TraceError: A line is malformed.
+        TraceError: If a line is malformed.
     """
     columns = Columns()
     size = block_size
@@ -94,9 +94,15 @@ def read_dynamo(source: Source, *, block_size: int | None = None) -> Trace:
         if request is None:
             fail(source.label, number, "event.request", None, "an object with replay")
         replay = request.replay
-        if size not in (None, replay.trace_block_size):
-            from_whom = "as asked for" if block_size is not None else "as in the lines before"
-            fail(source.label, number, "trace_block_size", replay.trace_block_size, f"{size}, {from_whom}")
+        if size is not None and size != replay.trace_block_size:
+            fail_block_size(
+                source.label,
+                number,
+                "trace_block_size",
+                replay.trace_block_size,
+                size,
+                asked=block_size is not None,
+            )
         size = replay.trace_block_size
         tokens, hashes = replay.input_length, replay.input_sequence_hashes
         if len(hashes) != -(-tokens // size):

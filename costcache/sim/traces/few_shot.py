@@ -1,11 +1,11 @@
-"""Few-shot question sets in a tar archive: one prompt of examples before many questions.
+"""Few-shot question sets in a tar archive: many questions, each after the same examples.
 
 - BIG-Bench-Hard (github.com/suzgunmirac/BIG-Bench-Hard): ``cot-prompts/TASK.txt`` before each question
-  of ``bbh/TASK.json``. A prompt's first lines, up to a line of dashes, are a notice and left out.
+  of ``bbh/TASK.json``. A prompt's first lines, up to a line of dashes, are a notice and skipped.
 - GSM8K (github.com/openai/grade-school-math): the first 8 questions of ``train.jsonl`` with their
   answers before each question of ``test.jsonl``.
 
-Requests are in the order of the files. They have no times, and each comes alone.
+Requests are in the order of the files. They have no times, and each is a session of its own.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_few_shot(source: Source, *, block_size: int | None = None, tokenizer: s
         tokenizer: Name or path of a tokenizer.
 
     Raises:
-        TraceError: The archive is damaged, is none of the two sets, or a file in it is malformed.
+        TraceError: If the archive is damaged, is neither of the two sets, or a file in it is malformed.
     """
     columns = TextColumns(source, tokenizer, block_size)
     files = _files(source)
@@ -83,7 +83,7 @@ def read_few_shot(source: Source, *, block_size: int | None = None, tokenizer: s
 
 
 def _files(source: Source) -> dict[str, bytes]:
-    """The archive's files by their folder and name."""
+    """The archive's files by folder and name."""
     files: dict[str, bytes] = {}
     size = 0
     try:

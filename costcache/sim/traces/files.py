@@ -1,4 +1,4 @@
-"""Bytes in and out of trace files: plain, gzip and xz, standard input, atomic writes."""
+"""Reads and writes the bytes of trace files: plain, gzip or xz, and the standard streams."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TypeAlias, cast
 
 from costcache.errors import TraceError
+from costcache.files import open_whole
 
 __all__ = ["Progress", "Source", "open_output", "open_source", "read_lines", "shown", "trace_name"]
 
@@ -30,7 +31,7 @@ _LINES_PER_REPORT = 256
 
 
 def shown(path: str | os.PathLike[str], stream: str = "standard input") -> str:
-    """What to call the file in an error."""
+    """Name of the file for an error."""
     return stream if str(path) == "-" else str(path) or "''"
 
 
@@ -45,12 +46,12 @@ def trace_name(path: str | os.PathLike[str]) -> str:
 
 
 class Source:
-    """A trace file that is open: what it is called, and its decompressed bytes or lines.
+    """An open trace file: its names, and its decompressed bytes or lines.
 
     Attributes:
-        label: What to call it in an error.
-        name: What to call its trace in a report.
-        path: Where it lies; None for standard input.
+        label: Name of the file for errors.
+        name: Name of the trace for reports.
+        path: Path of the file; None for standard input.
         stream: The decompressed bytes.
         number: Lines read so far.
     """
@@ -68,17 +69,17 @@ class Source:
         self._rest = self._lines()
 
     def starts(self) -> bytes:
-        """The first bytes, or all of them, without reading on."""
+        """The first bytes, or all of them, without consuming any."""
         return cast("io.BufferedReader[io.RawIOBase]", self.stream).peek(_BUFFER)
 
     def first(self) -> bytes:
-        """The first line that is not blank, empty where there is none; it is still to be read."""
+        """The first line that is not blank, empty if there is none; it is not consumed."""
         if self._first is None:
             self._first = next(self._rest, None)
         return self._first[1] if self._first is not None else b""
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Line numbers, from 1, and lines; blank lines are counted and left out."""
+        """Line numbers, from 1, and lines; blank lines are counted and skipped."""
         if self._first is not None:
             yield self._first
             self._first = None
@@ -100,11 +101,11 @@ class Source:
 def open_source(path: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[Source]:
     """Open a trace file.
 
-    Whether the file is compressed is told from its first bytes, not from its name; ``-`` is
-    standard input, compressed or not.
+    Its compression is detected from its first bytes, not from its name; ``-`` is standard input, compressed
+    or not.
 
     Raises:
-        TraceError: The file cannot be opened or read, is cut off, or is in an unknown compression;
+        TraceError: If the file cannot be opened or read, is truncated, or is compressed in an unknown way;
             also while it is open.
     """
     label = shown(path)
@@ -112,8 +113,8 @@ def open_source(path: str | os.PathLike[str], progress: Progress | None = None) 
     try:
         with contextlib.ExitStack() as stack:
             if str(path) == "-":
-                # A buffer of our own, so that any binary stream can be looked into; it must
-                # not close standard input when it goes.
+                # A buffer of our own, so that any binary stream can be peeked at; it must not close
+                # standard input when it is collected.
                 stored: _Stored = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer), _BUFFER)
                 stack.callback(stored.detach)
                 total = None
@@ -141,7 +142,7 @@ def open_source(path: str | os.PathLike[str], progress: Progress | None = None) 
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
-    """Line numbers, from 1, and lines of a file; blank lines are counted and left out.
+    """Line numbers, from 1, and lines of a file; blank lines are counted and skipped.
 
     Raises:
         TraceError: As :func:`open_source` does.
@@ -172,35 +173,25 @@ def _position(stored: _Stored) -> int:
 
 @contextlib.contextmanager
 def open_output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A binary stream to a file that appears under its name only once it is whole.
+    """Open a file for writing; it appears under its name only once it is complete.
 
-    The name decides the compression (``.gz``, ``.xz``); equal bytes written give equal files,
-    since no time and no name goes into a header. ``-`` is standard output; a pipe or device is
-    written to directly.
+    The name's ending decides the compression (``.gz``, ``.xz``). Equal bytes written give equal files, since
+    headers hold no time and no name. ``-`` is standard output; a pipe or device is written to directly.
 
     Raises:
-        TraceError: The file cannot be written.
+        TraceError: If the file cannot be written.
     """
     label = shown(path, "standard output")
     try:
-        with contextlib.ExitStack() as stack:
-            if str(path) == "-":
-                yield sys.stdout.buffer
-                sys.stdout.buffer.flush()
-                return
-            target = Path(os.path.realpath(path))
-            direct = target.exists() and not target.is_file()
-            partial = target if direct else target.with_name(f".{target.name}.{os.getpid()}.partial")
-            stored = stack.enter_context(partial.open("wb"))
-            if not direct:
-                stack.callback(partial.unlink, missing_ok=True)
-            with _compressed(stored, target.suffix) as stream:
-                yield stream
-            stored.close()
-            if not direct:
-                partial.replace(target)
+        if str(path) == "-":
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+            return
+        suffix = Path(os.path.realpath(path)).suffix
+        with open_whole(path) as stored, _compressed(stored, suffix) as stream:
+            yield stream
     except BrokenPipeError:
-        raise  # the reader has had enough: that is no error of the file
+        raise  # the reader closed the pipe: no error of the file
     except IsADirectoryError as error:
         raise TraceError(f"{label}: cannot be written, being a folder; name a file in it") from error
     except OSError as error:

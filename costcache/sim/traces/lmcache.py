@@ -1,4 +1,4 @@
-"""LMCache's agent traces: whole prompts and answers as text, one request a line.
+"""LMCache's agent traces: prompts and answers as text, one request a line.
 
 Fields: ``timestamp`` (microseconds), ``input``, ``output`` (text), ``session_id``. Source:
 github.com/LMCache/lmcache-agent-trace. Lines of a session need not be in time order.
@@ -47,7 +47,7 @@ def read_lmcache(source: Source, *, block_size: int | None = None, tokenizer: st
         tokenizer: Name or path of a tokenizer.
 
     Raises:
-        TraceError: A line is malformed, or the tokenizer cannot be had.
+        TraceError: If a line is malformed, or the tokenizer cannot be loaded.
     """
     columns = TextColumns(source, tokenizer, block_size)
     for _, row in _ROWS.read(source):

@@ -1,15 +1,14 @@
-"""Chat requests as OpenAI's interface takes them, one a line.
+"""Chat requests of OpenAI's API, one a line.
 
-A line holds ``messages``, or a ``body`` that holds them (a batch file). Beside them may stand:
-``tools``; ``priority`` (as SGLang and vLLM take it); ``timestamp`` (seconds, or a date and time);
-``session_id``; ``response``, the answer as
-the interface gives it, with ``choices`` and ``usage``. Where there is no ``response`` and the last
-message is the assistant's, that is the answer.
+A line has ``messages``, or a ``body`` with them (a batch file). Optional beside them: ``tools``; ``priority``
+(as in SGLang and vLLM); ``timestamp`` (seconds, or a date and time); ``session_id``; and ``response``, the
+API's answer, with ``choices`` and ``usage``. Without a ``response``, a last message of the assistant is the
+answer.
 
-Messages become text in the ChatML form: ``<|im_start|>role``, a line break, the content,
-``<|im_end|>``, a line break; tools stand in front as JSON, and so do tool calls and parts of a content
-that are not text behind the text. A served model's own template differs by a few tokens a message.
-Each content is encoded alone, so an answer has the same tokens when it comes back in the next prompt.
+Messages become text in ChatML: ``<|im_start|>role``, a line break, the content, ``<|im_end|>``, a line break.
+Tools come first, as JSON; tool calls and parts of a content that are not text come after the text, as JSON.
+A served model's own template differs by a few tokens per message. Each content is encoded on its own, so an
+answer has the same tokens when it recurs in the next prompt.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ _ROWS = Rows(
     _Line,
     {
         "messages": "a list of messages",
-        "role": "who speaks, text",
+        "role": "the speaker, text",
         "content": "text, a list of parts, or null",
         "tool_calls": "a list of objects",
         "tools": "a list of objects",
@@ -88,7 +87,7 @@ _ROWS = Rows(
         "message": "an object with a role",
         "finish_reason": "the stop reason, text",
         "usage": "an object with completion_tokens",
-        "completion_tokens": "generated tokens, a whole number from 0 on",
+        "completion_tokens": "generated tokens, a whole number, 0 or more",
         "timestamp": _TIME,
         "session_id": "the session's name, text",
         "priority": "a whole number of 32 bits, higher is kept longer",
@@ -107,7 +106,7 @@ def read_messages(source: Source, *, block_size: int | None = None, tokenizer: s
         tokenizer: Name or path of a tokenizer.
 
     Raises:
-        TraceError: A line is malformed, or the tokenizer cannot be had.
+        TraceError: If a line is malformed, or the tokenizer cannot be loaded.
     """
     columns = TextColumns(source, tokenizer, block_size)
     timed: bool | None = None
@@ -137,7 +136,7 @@ def read_messages(source: Source, *, block_size: int | None = None, tokenizer: s
 
 
 def _answer(response: _Response | None) -> tuple[_Message | None, str | None, int | None]:
-    """The answer, its stop reason, and its tokens as the server counted them."""
+    """The answer, its stop reason, and the server's count of its tokens."""
     if response is None:
         return None, None, None
     completion = response.body if response.body is not None else response

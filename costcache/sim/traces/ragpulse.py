@@ -1,14 +1,14 @@
-"""RAGPulse: question answering with retrieval, prompts made of chunks of any length.
+"""RAGPulse: question answering with retrieval, with prompts made of chunks of any length.
 
 Fields of ``0_trace``: ``timestamp`` (seconds, as text), ``input_length``, ``output_length`` (tokens),
-``hash_ids`` (for each part of the prompt, the ids of its chunks) and ``session_id``. How long a chunk
-is stands in five more files, which are looked for beside it under the same beginning of the name:
+``hash_ids`` (for each part of the prompt, the ids of its chunks) and ``session_id``. The lengths of chunks
+are in five more files, expected beside it under the same name with another table's:
 ``1_sys_prompt``, ``2_passages``, ``3_history``, ``4_user_input``, ``5_web_search``. Source:
 github.com/flashserve/RAGPulse, ``data/``.
 
-A prompt is its chunks in the order of the object. A chunk of n tokens becomes n block ids of one
-token, so prefixes are exact at every page size. The 6 to 12 tokens by which ``input_length`` is larger
-than the sum of the chunks are left out: where they stand in the prompt is not recorded.
+A prompt is its chunks, in the order of the JSON object. A chunk of n tokens becomes n block ids of one
+token, so prefixes are exact at every page size. The 6 to 12 tokens by which ``input_length`` exceeds the
+sum of the chunks are left out: their position in the prompt is not recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["read_ragpulse"]
 
 _TRACE = "0_trace"
-# Part of a prompt: the table of its chunks' lengths, and the name of an id in there.
+# For each part of a prompt, the table of its chunks' lengths, and the name of the id in that table.
 _TABLES = {
     "sys_prompt": ("1_sys_prompt", "sys_prompt_id"),
     "passages_ids": ("2_passages", "passage_id"),
@@ -55,9 +55,9 @@ _ROWS = Rows(
     _Line,
     {
         "timestamp": "seconds from the start, 0 or more",
-        "input_length": "tokens of the prompt, a whole number from 0 on",
-        "output_length": "generated tokens, a whole number from 0 on",
-        "hash_ids": "an object of lists of chunk ids, whole numbers from 0 on",
+        "input_length": "tokens of the prompt, a whole number, 0 or more",
+        "output_length": "generated tokens, a whole number, 0 or more",
+        "hash_ids": "an object of lists of chunk ids, whole numbers from 0",
         "session_id": "the session's name, text",
     },
 )
@@ -73,7 +73,7 @@ def read_ragpulse(source: Source, *, block_size: int | None = None) -> Trace:
         block_size: 1 or None: chunks have any length.
 
     Raises:
-        TraceError: A line is malformed, a table is missing, or a chunk is in no table.
+        TraceError: If a line is malformed, a table is missing, or a chunk is in no table.
     """
     if block_size not in (None, 1):
         raise TraceError(
@@ -121,25 +121,25 @@ def _seconds(label: str, number: int, text: str | float) -> float:
 
 
 def _tables(source: Source) -> dict[str, _Chunks]:
-    """For each part of a prompt, the unit ids of each of its chunks."""
+    """For each part of a prompt, the block ids of each of its chunks."""
     tables: dict[str, _Chunks] = {}
-    used = 0
+    taken = 0
     for part, (name, field) in _TABLES.items():
         path = str(_beside(source, name))
         tables[part] = chunks = {}
         for chunk, tokens in _lengths(path, field):
-            chunks[chunk] = array("q", range(used, used + tokens))
-            used += tokens
+            chunks[chunk] = array("q", range(taken, taken + tokens))
+            taken += tokens
     return tables
 
 
 def _beside(source: Source, table: str) -> Path:
-    """The file of a table: the name of the trace with the table's in it, however it is compressed."""
+    """The file of a table: the trace's, with the name of the table in its name, in any compression."""
     path = source.path
     if path is None or _TRACE not in path.name:
         raise TraceError(
             f"{source.label}: is a RAGPulse trace; give a file with {_TRACE} in its name, with the tables of "
-            f"its chunks beside it"
+            f"its chunks in the same folder"
         )
     name = path.name.replace(_TRACE, table)
     plain = name.removesuffix(".gz").removesuffix(".xz")
@@ -147,7 +147,7 @@ def _beside(source: Source, table: str) -> Path:
         if (path.parent / candidate).is_file():
             return path.parent / candidate
     raise TraceError(
-        f"{source.label}: the table {path.parent / name} is missing; it says how long chunks are"
+        f"{source.label}: the table {path.parent / name} is missing; it has the lengths of chunks"
     )
 
 

@@ -1,4 +1,4 @@
-"""Any trace file to a trace: the format is told from the file's beginning."""
+"""Reads trace files of any format, which it detects from the beginning of the file."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _LFS = b"version https://git-lfs"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read a file.
+    """Options for reading a file.
 
     Args:
-        block_size: Tokens per block id where the file does not say; None for the format's own.
+        block_size: Tokens per block id if the file does not say; None for the format's default.
         tokenizer: Name or path of a tokenizer, for files of text.
     """
 
@@ -44,10 +44,10 @@ class Format:
     """A trace format: ``read_NAME`` of the module of its name reads it.
 
     Args:
-        name: What to call it.
+        name: Name of the format.
         claims: Whether a file is of this format, given the fields of its first line.
-        clock: Whether requests have times on one clock; else sessions get arrivals. None where times
-            are optional: there is no clock if all are the same.
+        clock: Whether requests have times on one clock; otherwise sessions get arrivals. None if times are
+            optional: there is no clock if all are 0.
         text: Whether it holds text, and needs a tokenizer.
     """
 
@@ -60,7 +60,7 @@ class Format:
         """Read a file of this format.
 
         Raises:
-            TraceError: A line is malformed.
+            TraceError: If a line is malformed.
         """
         module = importlib.import_module(f"costcache.sim.traces.{self.name}")
         options: dict[str, Any] = {"block_size": reading.block_size}
@@ -71,8 +71,8 @@ class Format:
 
 
 MOONCAKE = Format("mooncake", lambda row: bool({"hash_ids", "input_length"} & row.keys()))
-# An archive: it is told by its first bytes.
-FEW_SHOT = Format("few_shot", lambda row: False, clock=False, text=True)  # noqa: ARG005 # as the others
+# An archive, detected from its first bytes.
+FEW_SHOT = Format("few_shot", lambda row: False, clock=False, text=True)  # noqa: ARG005 # the signature of the others
 FORMATS = (
     Format("ragpulse", lambda row: isinstance(row.get("hash_ids"), dict)),
     Format("bailian", lambda row: {"chat_id", "hash_ids"} <= row.keys()),
@@ -84,7 +84,7 @@ FORMATS = (
     FEW_SHOT,
     MOONCAKE,
 )
-"""Every format, the most particular first."""
+"""All formats, the most specific first."""
 
 
 def load_trace(
@@ -100,26 +100,26 @@ def load_trace(
 ) -> Trace:
     """Read a trace file of any format, plain, gzip or xz; ``-`` is standard input.
 
-    Requests are put in the order of their times; those of the same time stay in file order.
+    Requests are sorted by time; those of equal times stay in file order.
 
     Args:
         path: The file.
-        block_size: Tokens per block id where the file does not say; without it, the format's own.
-        arrivals: How sessions start: ``uniform:6h``, ``poisson:0.05`` or ``even:0.25`` (sessions a
-            second), or ``together``; see :class:`~costcache.sim.traces.arrivals.Arrivals`. Without it,
-            the trace's own clock, and ``uniform:6h`` where it has none.
-        seed: Of the arrivals.
-        gaps: How a session goes on where sessions get arrivals: ``answers``, by the recorded time of the
-            server and the think time, or ``recorded``, as its own clock says.
-        retime: An Azure CSV of arrivals, which the requests get in their order.
+        block_size: Tokens per block id if the file does not say; None for the format's default.
+        arrivals: The process that starts sessions: ``uniform:6h``, ``poisson:0.05`` or ``even:0.25``
+            (sessions per second), or ``together``; see :class:`~costcache.sim.traces.arrivals.Arrivals`.
+            None for the trace's own clock, and ``uniform:6h`` if it has none.
+        seed: Seed of the arrivals.
+        gaps: The time between the requests of a session that gets an arrival: ``answers``, the recorded
+            service time plus the think time, or ``recorded``, by the session's own clock.
+        retime: An Azure CSV whose arrival times the requests get, in order.
         tokenizer: For files of text: ``words``, ``bytes``, or the path of a ``tokenizer.json`` or its
             folder (with the extra ``tokenizer``).
-        progress: Called now and then with bytes read and bytes in all (None if unknown).
+        progress: Called now and then with bytes read and total bytes (None if unknown).
 
     Raises:
-        TraceError: The file cannot be read, is of no known format, holds no request, or a line is
-            malformed; names the file, the line, the field, its value and what belongs there. Or an
-            option is wrong.
+        TraceError: If the file cannot be read, is of no known format, has no requests, or a line is
+            malformed (names the file, the line, the field, its value and the valid values); or an option
+            is wrong.
     """
     return read_trace(
         path,
@@ -142,10 +142,10 @@ def read_trace(
     retime: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Trace, Format]:
-    """Read a trace file as :func:`load_trace` does, and say of which format it is.
+    """Read a trace file as :func:`load_trace` does; returns the trace and its format.
 
     Raises:
-        TraceError: As there.
+        TraceError: As :func:`load_trace` does.
     """
     reading = reading or Reading()
     if reading.block_size is not None and not 1 <= reading.block_size <= MOST_BLOCK:
@@ -170,13 +170,13 @@ def read_trace(
 
 
 def detect(source: Source) -> Format:
-    """The format of a file, from its beginning. Nothing of it is used up.
+    """Detect the format of a file from its beginning, without consuming any of it.
 
     Raises:
-        TraceError: It is none that is known here.
+        TraceError: If the format is unknown.
     """
-    place, mark = _TAR
-    if source.starts()[place] == mark:
+    where, mark = _TAR
+    if source.starts()[where] == mark:
         return FEW_SHOT
     line = source.first()
     if line.startswith(HEADER):
@@ -190,7 +190,7 @@ def detect(source: Source) -> Format:
     try:
         row = msgspec.json.decode(line)
     except NOT_JSON:
-        return MOONCAKE  # its reader says what is wrong
+        return MOONCAKE  # its reader explains the error
     if not isinstance(row, dict):
         return MOONCAKE
     found = next((known for known in FORMATS if known.claims(row)), None)

@@ -1,7 +1,7 @@
-"""One JSON object a line, decoded into a struct; what does not fit becomes one clear line.
+"""Decodes one JSON object a line into a struct, with errors of one clear line.
 
-Whatever is wrong with a line, the error names the file, the line, the field, its value and what
-belongs there. The fields' types are the struct's; what they mean is said by the format.
+Errors name the file, the line, the field, its value and the valid values. The types of fields are the
+struct's; each format describes them in its own words.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = [
     "Seconds",
     "Tokens",
     "fail",
-    "not_json",
+    "fail_block_size",
 ]
 
 MOST_TOKENS = 2**40
-"""More tokens than any request has; keeps every sum of a trace inside 64 bits."""
+"""More tokens than any request has; keeps every sum of a trace within 64 bits."""
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-# Lengths that are written out as ids: a damaged one must not fill the memory.
+# Lengths that are expanded into ids: a damaged one must not exhaust the memory.
 PieceTokens = Annotated[int, msgspec.Meta(ge=0, le=2**22)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -44,7 +44,7 @@ _SHOWN = 80
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no JSON, or not what was asked for."""
+"""Errors of msgspec for bytes that are no JSON, or not of the struct."""
 
 
 class Rows(Generic[T]):
@@ -52,7 +52,8 @@ class Rows(Generic[T]):
 
     Args:
         kind: A msgspec struct.
-        expected: What belongs into each field, by the name it has in the file, wherever it stands.
+        expected: A description of each field's valid values, by the field's name in the file, at any depth;
+            of the items of a list, by its name and ``[]``.
     """
 
     def __init__(self, kind: type[T], expected: Mapping[str, str]) -> None:
@@ -63,17 +64,18 @@ class Rows(Generic[T]):
         """All lines of a file, with their numbers.
 
         Raises:
-            TraceError: A line does not fit; or as :func:`costcache.sim.traces.files.open_source`.
+            TraceError: If a line does not match the struct; or as
+                :func:`costcache.sim.traces.files.open_source` does.
         """
         label = source.label
         for number, line in source.lines():
             yield number, self.decode(label, number, line)
 
     def decode(self, label: str, number: int, line: bytes) -> T:
-        """One line.
+        """Decode one line.
 
         Raises:
-            TraceError: It does not fit.
+            TraceError: If it does not match the struct.
         """
         try:
             return self._decode(line)
@@ -85,7 +87,7 @@ class Rows(Generic[T]):
         try:
             row = msgspec.json.decode(line)
         except NOT_JSON:
-            not_json(label, number, line, error)
+            _not_json(label, number, line, error)
         text, _, path = str(error).partition(" - at `$")
         path = path.removesuffix("`")
         missing = _MISSING.fullmatch(text)
@@ -93,13 +95,15 @@ class Rows(Generic[T]):
             field = f"{path}.{missing[1]}".lstrip(".")
             raise TraceError(f"{where}: {field} is missing; expected {self._of(field, '')}") from error
         if not path:
-            names = ", ".join(self._expected)
+            names = ", ".join(name for name in self._expected if not name.endswith("[]"))
             fail(label, number, "the line", row, f"a JSON object with the fields {names}", error)
         fail(label, number, path.lstrip("."), _value(row, path), self._of(path, text), error)
 
     def _of(self, path: str, text: str) -> str:
-        """What belongs into a field: the format's words, or else the decoder's."""
+        """Valid values of a field, in the words of the format or else of the decoder."""
         names = [name for name, _ in _STEP.findall(path) if name] or [path]
+        if path.endswith("]"):
+            names.append(f"{names[-1]}[]")
         for name in reversed(names):
             if name in self._expected:
                 return self._expected[name]
@@ -109,7 +113,7 @@ class Rows(Generic[T]):
 def fail(
     label: str, number: int, field: str, value: object, expected: str, error: Exception | None = None
 ) -> NoReturn:
-    """Say that a field of a line is wrong.
+    """Report a wrong field of a line.
 
     Raises:
         TraceError: Always.
@@ -120,8 +124,25 @@ def fail(
     raise TraceError(f"{label}, line {number}: {field} is {text}; expected {expected}") from error
 
 
-def not_json(label: str, number: int, line: bytes, error: Exception) -> NoReturn:
-    """Say that a line is no JSON.
+def fail_block_size(label: str, number: int, field: str, value: int, size: int, *, asked: bool) -> NoReturn:
+    """Report a line whose block size differs from the file's.
+
+    Args:
+        label: The file.
+        number: The line.
+        field: The field's name.
+        value: Its value.
+        size: The file's block size.
+        asked: Whether the user gave ``size``, and not an earlier line.
+
+    Raises:
+        TraceError: Always.
+    """
+    fail(label, number, field, value, f"{size}, as {'asked for' if asked else 'in the lines before'}")
+
+
+def _not_json(label: str, number: int, line: bytes, error: Exception) -> NoReturn:
+    """Report a line that is no JSON.
 
     Raises:
         TraceError: Always.
@@ -138,7 +159,7 @@ def not_json(label: str, number: int, line: bytes, error: Exception) -> NoReturn
 
 
 def _value(row: Any, path: str) -> Any:
-    """What stands at a path, as far as it can be followed."""
+    """The value at a path, or at the longest part of it that exists."""
     for name, index in _STEP.findall(path):
         try:
             row = row[name] if name else row[int(index)]

@@ -1,12 +1,12 @@
-"""Lengths of the turns of ShareGPT's conversations: one conversation a line.
+"""Turn lengths of ShareGPT's conversations: one conversation a line.
 
 Fields: ``id`` and ``turns``, a list of ``[speaker, tokens, blanks]``. A turn of the assistant with
-tokens before it is a request: all turns before are its prompt, and its own tokens are the output.
-So input and output of one turn are the beginning of the next prompt, and conversations share
-nothing. No chat template is counted.
+tokens before it is a request: all earlier turns are its prompt, and its own tokens are the output. So
+the next prompt begins with the input and output of this turn, and conversations share nothing. No chat
+template is counted.
 
-There are no times. Think time is the time it takes to write the user's turn: its blanks (as many
-as it has words) at 90 a minute, as Marconi (Pan et al., MLSys 2025) builds its traces.
+There are no times. Think time is the time to write the user's turn: one word per blank, 90 words a minute,
+as in the traces of Marconi (Pan et al., MLSys 2025).
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _ROWS = Rows(
 def read_sharegpt(source: Source, *, block_size: int | None = None) -> Trace:
     """Read a file of conversations.
 
-    A block id is a place in a conversation, so that a prompt's partial last block is the beginning
-    of the block that the output fills: prefixes are exact at every page size.
+    A block id is a position in a conversation, so a prompt's partial last block is the beginning of the
+    block that the output completes: prefixes are exact at every page size.
 
     Args:
         source: The file.
         block_size: Tokens per block id; 16 by default.
 
     Raises:
-        TraceError: A line is malformed.
+        TraceError: If a line is malformed.
     """
     size = block_size or _BLOCK_SIZE
     columns = Columns()

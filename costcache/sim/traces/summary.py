@@ -1,4 +1,4 @@
-"""What a trace holds: sizes, the best hit rate possible, when and how deep its pages are used again."""
+"""Summarizes a trace: sizes, the ideal hit rate, reuse intervals and reuse by depth."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costcache.sim.paths import page_paths
+from costcache.sim.reuse import previous_use
 from costcache.sim.trace import Trace
 
 __all__ = ["DepthBin", "IntervalBin", "TraceSummary", "ideal_with_outputs", "summarize"]
@@ -18,12 +19,12 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class IntervalBin:
-    """Uses of pages that come a certain time after the last use of the same page.
+    """Reuses of pages within a range of reuse intervals.
 
     Attributes:
-        start: Seconds from which on, inclusive.
-        stop: Seconds up to which, exclusive.
-        uses: Pages used again after that time.
+        start: Shortest interval in seconds, inclusive.
+        stop: Longest interval in seconds, exclusive.
+        uses: Page uses after such an interval.
     """
 
     start: float
@@ -33,13 +34,13 @@ class IntervalBin:
 
 @dataclass(frozen=True, slots=True)
 class DepthBin:
-    """Pages that begin at a certain depth of their prompt.
+    """Pages of prompts within a range of depths.
 
     Attributes:
-        start: Tokens before the page from which on, inclusive.
-        stop: Tokens up to which, exclusive.
+        start: Fewest tokens before the page, inclusive.
+        stop: Most tokens before the page, exclusive.
         pages: Pages of all prompts.
-        found: Those of them that a cache without limit has.
+        found: Those of them that hit in an unlimited cache.
     """
 
     start: int
@@ -50,25 +51,24 @@ class DepthBin:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """A trace in numbers.
+    """The figures of a trace.
 
     Attributes:
         name: The trace's name.
         requests: Requests.
-        sessions: Sessions; None where the trace does not say.
+        sessions: Sessions; None if not recorded.
         input_tokens: Prompt tokens of all requests.
         output_tokens: Generated tokens of all requests.
         longest_input: Prompt tokens of the longest request.
         duration_seconds: From the first arrival to the last.
         block_size: Tokens per block id.
-        page_size: Tokens per page of all that follows.
+        page_size: Tokens per page, for the fields that follow.
         pages: Whole pages of all prompts.
-        distinct_pages: Different ones, by their path from the root.
-        ideal_token_hit_rate: Share of the prompt tokens that a cache without limit finds, which keeps
-            the whole pages of prompts.
-        ideal_with_outputs: The same of one that keeps generated tokens too; None where those are not
-            known.
-        reuse_intervals: Reuse by the seconds since the last use, in powers of two.
+        distinct_pages: Distinct ones, by their path from the root.
+        ideal_token_hit_rate: Share of the prompt tokens that hit in an unlimited cache of the whole pages
+            of prompts.
+        ideal_with_outputs: The same if generated tokens are cached too; None if they are unknown.
+        reuse_intervals: Reuses by the seconds since the last use, in powers of two.
         depths: Pages by the tokens before them, in powers of two.
         finish: Requests of each recorded stop reason.
     """
@@ -92,14 +92,14 @@ class TraceSummary:
 
 
 def summarize(trace: Trace, page_size: int) -> TraceSummary:
-    """Describe a trace, in pages of ``page_size`` tokens.
+    """Summarize a trace, in pages of ``page_size`` tokens.
 
     Raises:
-        TraceError: ``page_size`` is under 1.
+        TraceError: If ``page_size`` is under 1.
     """
     paths = page_paths(trace.page_keys(page_size))
     counts = np.diff(paths.offsets)
-    previous = _last_use(paths.paths, paths.distinct)
+    previous = previous_use(paths.paths)
     again = np.flatnonzero(previous >= 0)
     times = np.repeat(trace.timestamps, counts)
     depths = (np.arange(len(paths.paths)) - np.repeat(paths.offsets[:-1], counts)) * page_size
@@ -129,47 +129,38 @@ def summarize(trace: Trace, page_size: int) -> TraceSummary:
 
 
 def ideal_with_outputs(trace: Trace, page_size: int) -> float | None:
-    """Share of the prompt tokens that a cache without limit finds which keeps generated tokens too.
+    """Share of the prompt tokens that hit in an unlimited cache that keeps generated tokens too.
 
-    A prompt's pages are found where an earlier request, in the order of the trace, had them as prompt
-    or as prompt and output. None where generated tokens are not known.
+    A page of a prompt hits if an earlier request, in the order of the trace, had it in its prompt or its
+    output. None if generated tokens are unknown.
 
     Raises:
-        TraceError: ``page_size`` is under 1.
+        TraceError: If ``page_size`` is under 1.
     """
-    left = trace.with_outputs()
-    if left is None:
+    after = trace.with_outputs()
+    if after is None:
         return None
     requests = len(trace)
-    # Each request twice: as it asks, and as it leaves the cache.
+    # Each request twice: as its prompt, and with its output.
     twice = np.arange(2 * requests).reshape(2, -1).T.ravel()
     both = Trace(
         name=trace.name,
         block_size=trace.block_size,
         timestamps=np.tile(trace.timestamps, 2),
-        input_tokens=np.concatenate((trace.input_tokens, left.input_tokens)),
+        input_tokens=np.concatenate((trace.input_tokens, after.input_tokens)),
         output_tokens=np.zeros(2 * requests, np.int64),
-        ids=np.concatenate((trace.ids, left.ids)),
-        offsets=np.concatenate((trace.offsets, left.offsets[1:] + len(trace.ids))),
+        ids=np.concatenate((trace.ids, after.ids)),
+        offsets=np.concatenate((trace.offsets, after.offsets[1:] + len(trace.ids))),
     ).take(twice)
     paths = page_paths(both.page_keys(page_size))
-    asks = np.repeat(np.arange(2 * requests) % 2 == 0, np.diff(paths.offsets))
-    found = int(np.count_nonzero(_last_use(paths.paths, paths.distinct)[asks] >= 0))
+    prompts = np.repeat(np.arange(2 * requests) % 2 == 0, np.diff(paths.offsets))
+    found = int(np.count_nonzero(previous_use(paths.paths)[prompts] >= 0))
     total = int(trace.input_tokens.sum())
     return found * page_size / total if total else 0.0
 
 
-def _last_use(pages: Int64, distinct: int) -> Int64:
-    """Position of the use of the same page before each, -1 for the first."""
-    order = np.argsort(pages.astype(np.int32) if distinct < 2**31 else pages, kind="stable")
-    same = pages[order[1:]] == pages[order[:-1]]
-    previous = np.full(len(pages), -1, np.int64)
-    previous[order[1:][same]] = order[:-1][same]
-    return previous
-
-
 def _intervals(seconds: Float64) -> tuple[IntervalBin, ...]:
-    """Under a second, then in powers of two; empty bins at the end are left out."""
+    """Bins: under a second, then in powers of two, up to the longest interval."""
     exponents = np.zeros(len(seconds), dtype=np.int64)
     longer = seconds >= 1.0
     exponents[longer] = np.floor(np.log2(seconds[longer])).astype(np.int64) + 1
@@ -180,7 +171,7 @@ def _intervals(seconds: Float64) -> tuple[IntervalBin, ...]:
 
 
 def _depths(depths: Int64, found: Int64, page_size: int) -> tuple[DepthBin, ...]:
-    """The first page, then in powers of two of pages."""
+    """Bins: the first page, then in powers of two of pages."""
     if not len(depths):
         return ()
     edges = [0, page_size]

@@ -1,8 +1,8 @@
-"""From text to tokens, for traces that hold text.
+"""Tokenizers, for traces of text.
 
 A real tokenizer is read from a ``tokenizer.json`` with the package ``tokenizers`` (the extra
-``tokenizer``); nothing is fetched. Two rough ones are built in and need nothing: they say where texts
-begin alike as well as any, and differ in how many tokens a text has.
+``tokenizer``); nothing is downloaded. Two approximate ones are built in and need no package: they find shared
+prefixes as well as any, but count a different number of tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUILT_IN = {
 }
 """Tokenizers that need no package and no file."""
 
-# As the first step of byte-pair encodings cuts texts, whose second step has no vocabulary here.
+# The pre-tokenization of byte-pair encodings; their merges would need a vocabulary.
 _WORD = re.compile(r" ?[^\W\d_]+|\d{1,3}| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s")
 _CACHED_TEXTS = 4096
 
@@ -42,10 +42,10 @@ def load_tokenizer(name: str | None, label: str) -> Encode:
 
     Args:
         name: ``words``, ``bytes``, a ``tokenizer.json``, or the folder of one.
-        label: What asks for it, for the error.
+        label: Name of the trace file, for the error.
 
     Raises:
-        TraceError: There is none of this name or path, it cannot be read, or the extra is missing.
+        TraceError: If there is no tokenizer of this name or path, it cannot be read, or the extra is missing.
     """
     ways = f"the path of a tokenizer.json or its folder, or {' or '.join(BUILT_IN)} ({BUILT_IN['words']})"
     if name is None:
@@ -80,10 +80,10 @@ def load_tokenizer(name: str | None, label: str) -> Encode:
 
 
 class TextColumns:
-    """Columns of a trace of texts.
+    """Builds the columns of a trace of text.
 
-    Block ids are token ids with blocks of one token, which is exact at every page size. With larger
-    blocks, which take less memory, an id stands for the block and all before it.
+    With blocks of one token, block ids are token ids, which is exact at every page size. With larger blocks,
+    which take less memory, an id stands for the block and all before it.
 
     Args:
         source: The file.
@@ -91,7 +91,7 @@ class TextColumns:
         block_size: Tokens per block id; 1 by default.
 
     Raises:
-        TraceError: The tokenizer cannot be had.
+        TraceError: If the tokenizer cannot be loaded.
     """
 
     def __init__(self, source: Source, tokenizer: str | None, block_size: int | None) -> None:
@@ -115,11 +115,11 @@ class TextColumns:
         """Add a request.
 
         Args:
-            seconds: When it arrived, on any clock.
-            prompt: Its text in pieces, each of which is encoded alone.
+            seconds: Arrival time, on any clock.
+            prompt: Its text in pieces, each of which is encoded on its own.
             output: The answer's text, likewise.
-            output_tokens: Its tokens where its text is not known.
-            session: What tells its session from others; None where nothing does.
+            output_tokens: Tokens of the answer, if its text is unknown.
+            session: Key of its session; None if it has none.
             finish: The stop reason.
             priority: Higher is kept longer.
         """
@@ -136,10 +136,10 @@ class TextColumns:
         columns.add(seconds, len(tokens), output_tokens, session=session, finish=finish, priority=priority)
 
     def trace(self, *, from_zero: bool = False) -> Trace:
-        """The requests in the order of their times.
+        """The requests sorted by time.
 
         Raises:
-            TraceError: There is no request.
+            TraceError: If there is no request.
         """
         return self.columns.trace(self._source, self._size, from_zero=from_zero)
 

@@ -6,18 +6,18 @@ v8) and ``requests``. Of a request: ``t`` (seconds from the session's start), ``
 the server), ``think_time`` (seconds of the client before the request). A request of type ``subagent``
 holds the requests of an agent of its own. Source: github.com/callanjfox/kv-cache-tester, ``traces/``.
 
-- Local ids are numbered apart for each session, so that sessions share nothing.
-- Global ids are hashes of content: the same one occurs behind different prefixes, and whoever
-  replays them has to go by path, as :class:`~costcache.sim.trace.Trace` and the tree do.
-- A turn that was streamed (type ``s``) is often logged again (type ``n``) by the same agent with the
-  same ids, after the first. The second record is dropped; its stop reason is kept, as the first has none,
-  and its time counts to the turn's, since the next think time begins when it has ended.
-- Tokens behind the last whole block have an id of their own: nobody shares them.
-- A request of a sub-agent is on the session's clock if its ``t`` is not before the agent's own, else
-  on the agent's. Requests of a session are ordered by time, whoever made them.
-- A request waits for the one before of its agent, and comes ``think_time`` after that has ended. A
-  sub-agent's first one waits for the one before in the agent that started it, for as long as recorded;
-  the two then go on side by side.
+- Local ids are renumbered per session, so that sessions share nothing.
+- Global ids are hashes of content: one id occurs after several prefixes, so a replay has to identify blocks
+  by path, as :class:`~costcache.sim.trace.Trace` and the tree do.
+- A streamed turn (type ``s``) is often logged again (type ``n``) by the same agent with the same ids, after
+  the first record. The second record is dropped. Its stop reason is kept, since the first has none, and its
+  time is added to the turn's, since the next think time begins at its end.
+- Tokens after the last whole block get an id of their own and are never shared.
+- A sub-agent's request is on the session's clock if its ``t`` is not before the sub-agent's own, else on
+  the sub-agent's. The requests of a session are sorted by time across its agents.
+- A request waits for the previous one of its agent and arrives ``think_time`` after its end. The first one of
+  a sub-agent waits, for as long as recorded, for the previous one of the agent that started it; the two
+  agents then run side by side.
 - Sessions have no common clock.
 """
 
@@ -31,7 +31,7 @@ import numpy as np
 from costcache.errors import TraceError
 from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.columns import Columns
-from costcache.sim.traces.rows import BlockId, Rows, Seconds, Tokens, fail
+from costcache.sim.traces.rows import BlockId, Rows, Seconds, Tokens, fail, fail_block_size
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
@@ -82,12 +82,12 @@ _ROWS = Rows(
         "requests": "a list of requests",
         "type": "'n', 's' or 'subagent'",
         "t": "seconds from the session's start, 0 or more",
-        "in": "tokens of the prompt, a whole number from 0 on",
-        "out": "generated tokens, a whole number from 0 on",
-        "hash_ids": "a list of whole numbers from 0 on, of 63 bits",
+        "in": "tokens of the prompt, a whole number, 0 or more",
+        "out": "generated tokens, a whole number, 0 or more",
+        "hash_ids": "a list of whole numbers from 0 to 2**63 - 1",
         "stop": "the stop reason, text",
         "api_time": "seconds that the server took, 0 or more",
-        "think_time": "seconds that the client took before, 0 or more",
+        "think_time": "the client's seconds before the request, 0 or more",
     },
 )
 
@@ -99,27 +99,28 @@ def read_weka(source: Source, *, block_size: int | None = None, duplicates: bool
 
     Args:
         source: The file.
-        block_size: What the file's ``block_size`` has to be; None for any.
-        duplicates: Keep turns that are logged twice.
+        block_size: The expected ``block_size``; None for any.
+        duplicates: Keep the second records of turns that are logged twice.
 
     Raises:
-        TraceError: A line is malformed.
+        TraceError: If a line is malformed.
     """
     columns = Columns()
     size = block_size
     local_ids = 0
     for number, session in _ROWS.read(source):
-        if size not in (None, session.block_size):
-            from_whom = "as asked for" if block_size is not None else "as in the lines before"
-            fail(source.label, number, "block_size", session.block_size, f"{size}, {from_whom}")
+        if size is not None and size != session.block_size:
+            fail_block_size(
+                source.label, number, "block_size", session.block_size, size, asked=block_size is not None
+            )
         size = session.block_size
         turns = _turns(session.requests, keep_all=duplicates)
-        order = sorted(range(len(turns)), key=lambda place: turns[place].seconds)
-        places = {place: len(columns) + at for at, place in enumerate(order)}
+        order = sorted(range(len(turns)), key=lambda turn: turns[turn].seconds)
+        numbers = {turn: len(columns) + at for at, turn in enumerate(order)}
         if session.hash_id_scope == "local":
-            local_ids = _number([turns[place].call for place in order], local_ids)
-        for place in order:
-            seconds, think, call, follows = turns[place]
+            local_ids = _number([turns[turn].call for turn in order], local_ids)
+        for turn in order:
+            seconds, think, call, follows = turns[turn]
             if len(call.hash_ids) != call.input // size:
                 expected = f"{call.input // size} for in {call.input} in whole blocks of {size} tokens"
                 fail(
@@ -131,13 +132,13 @@ def read_weka(source: Source, *, block_size: int | None = None, duplicates: bool
                 )
             columns.ids.fromlist(call.hash_ids)
             if call.input % size:
-                columns.ids.append(-1 - len(columns))  # ids of the file are not negative
+                columns.ids.append(-1 - len(columns))  # the file has no negative ids
             columns.add(
                 seconds,
                 call.input,
                 call.output,
                 session=number,
-                follows=places.get(follows, -1),
+                follows=numbers.get(follows, -1),
                 think=think,
                 service=call.api_time,
                 finish=call.stop,
@@ -151,10 +152,10 @@ class _Turn(NamedTuple):
     """A request with its time on the session's clock.
 
     Attributes:
-        seconds: When it came.
-        think: Seconds between the end of the request that it waits for and this.
+        seconds: Arrival time.
+        think: Seconds since the end of its predecessor.
         call: The record.
-        follows: Its place in the order of its agent's records and of their sub-agents', -1 for none.
+        follows: Index of its predecessor among the session's turns, -1 for none.
     """
 
     seconds: float
@@ -164,7 +165,7 @@ class _Turn(NamedTuple):
 
 
 def _turns(session: _Requests, *, keep_all: bool) -> list[_Turn]:
-    """The requests of a session and of its sub-agents, an agent's before those of its sub-agents."""
+    """The requests of a session and its sub-agents, as they are nested in the file."""
     turns: list[_Turn] = []
 
     def agent(requests: _Requests, start: float, follows: int, ended: float | None) -> None:
@@ -201,7 +202,7 @@ def _both(first: Seconds | None, second: Seconds | None) -> Seconds | None:
 
 
 def _number(calls: list[_Call], first: int) -> int:
-    """Number a session's ids from ``first`` on; gives the number after the last."""
+    """Number a session's ids from ``first`` on; returns the first unused number."""
     ids = np.concatenate(
         [np.array(call.hash_ids, dtype=np.int64) for call in calls] or [np.empty(0, np.int64)]
     )

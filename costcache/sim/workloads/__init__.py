@@ -1,8 +1,8 @@
-"""Generated workloads: one module each, found by name here.
+"""Generated workloads by name, one module each.
 
-All are in blocks of 16 tokens. A block id stands for its whole prefix, so sharing is exact:
-two prompts have an id in common where all their tokens up to the end of that block are the
-same. A partial last block has an id of its own. Equal settings give equal requests.
+All use blocks of 16 tokens. A block id stands for its whole prefix, so sharing is exact: two prompts share an
+id if all their tokens up to the end of that block are equal. A partial last block has an id of its own.
+Equal settings give equal requests.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["WORKLOADS", "Workload", "WorkloadSettings", "generate", "workload_se
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload's settings model and what draws its sessions."""
+    """A workload: its settings model and the generator of its sessions."""
 
     settings: type[WorkloadSettings]
     sessions: Callable[[Any, Blocks, np.random.Generator], Iterator[tuple[float, list[Request]]]]
 
     @property
     def summary(self) -> str:
-        """One line on what it is like."""
+        """A description of one line."""
         return (self.settings.__doc__ or "").partition("\n")[0]
 
 
@@ -60,7 +60,7 @@ def generate(name: str, settings: WorkloadSettings | None = None) -> Trace:
         settings: Its settings, as :func:`workload_settings` makes them; None for the defaults.
 
     Raises:
-        SettingsError: There is no such workload, or the settings are another workload's.
+        SettingsError: If there is no such workload, or the settings are those of another one.
     """
     import numpy as np
 
@@ -80,16 +80,16 @@ def generate(name: str, settings: WorkloadSettings | None = None) -> Trace:
 
 
 def workload_settings(name: str, overrides: Mapping[str, Any] | None = None) -> WorkloadSettings:
-    """A workload's settings: its defaults, with some changed.
+    """A workload's settings: its defaults, with some overridden.
 
     Args:
         name: One of :data:`WORKLOADS`.
-        overrides: New values by field. A field inside another is reached by a dotted name or a
-            mapping: ``{"user.median": 300}`` and ``{"user": {"median": 300}}`` are the same and
-            leave the rest of ``user`` as it is.
+        overrides: New values by field. A nested field is addressed by a dotted name or a mapping:
+            ``{"user.median": 300}`` and ``{"user": {"median": 300}}`` are the same and leave the rest of
+            ``user`` as it is.
 
     Raises:
-        SettingsError: There is no such workload or field, or a value does not fit; names it.
+        SettingsError: If there is no such workload or field, or a value is not valid; names it.
     """
     workload = _workload(name)
     values = workload.settings().model_dump()
@@ -106,7 +106,7 @@ def _workload(name: str) -> Workload:
 
 
 def _merge(values: dict[str, Any], path: list[str], value: object, where: str) -> None:
-    """Change one field; ``values`` has all fields there are, so others are unknown."""
+    """Override one field of ``values``, which has every known field."""
     first, rest = path[0], path[1:]
     if first not in values:
         known = ", ".join(where + field for field in values)

@@ -29,17 +29,16 @@ __all__ = ["AgenticSettings", "agentic"]
 class AgenticSettings(WorkloadSettings):
     """Agentic: runs of tool-calling agents.
 
-    A step is one request. Its output comes back in the next input, followed by the result of a
-    tool. Some steps wait for a person instead of a tool. Some start sub-agents: these run side
-    by side from the end of the step on, each on a task of its own, take steps like any agent
-    but start none themselves, and the parent goes on once the last has ended, with the last
-    outputs of all of them in its input.
+    A step is one request. The next step's input includes its output, followed by the result of a tool. Some
+    steps wait for a person instead of a tool. Some start sub-agents, which run concurrently from the end of
+    the step, each on its own task. They take steps like any agent, but start no sub-agents themselves. The
+    parent continues once the last of them has ended, with the last outputs of all of them in its input.
     """
 
     requests: int = Field(default=16_000, ge=1, le=MOST_REQUESTS)
     """Requests to generate: the first ones by time."""
     run_rate: Rate = 0.09
-    """Runs begun per second; arrivals are Poisson."""
+    """Runs started per second, as a Poisson process."""
     system: PromptSet = PromptSet(count=6, tokens=Uniform(low=3000, high=9000))
     """System prompts of runs."""
     task: LogNormal = LogNormal(median=400, shape=1.0)
@@ -51,7 +50,7 @@ class AgenticSettings(WorkloadSettings):
     decode_rate: Rate = 40.0
     """Tokens generated per second; the tool starts when the output is complete."""
     tool_result: LogNormal = LogNormal(median=500, shape=1.2)
-    """Tokens of a tool's result, or of what the person says."""
+    """Tokens of a tool's result, or of the person's message."""
     tool_pause: LogNormal = LogNormal(median=3, shape=1.2)
     """Seconds that a tool takes."""
     person_share: Share = 0.05
@@ -63,11 +62,11 @@ class AgenticSettings(WorkloadSettings):
     sub_agents: Uniform = Uniform(low=2, high=4)
     """Sub-agents started at once."""
     fork_share: Share = 0.4
-    """Share of the sub-agents that begin with all of the parent's context."""
+    """Share of the sub-agents that start with the parent's whole context."""
     sub_agent_system: PromptSet = PromptSet(count=4, tokens=Uniform(low=2000, high=5000))
     """System prompts of the other sub-agents."""
     most_tokens: int = Field(default=120_000, ge=1, le=2**20)
-    """An agent whose context passes this many tokens ends."""
+    """An agent ends once its context exceeds this many tokens."""
 
     @field_validator("sub_agent_share")
     @classmethod
@@ -80,14 +79,14 @@ class AgenticSettings(WorkloadSettings):
 def agentic(
     settings: AgenticSettings, blocks: Blocks, rng: np.random.Generator
 ) -> Iterator[tuple[float, list[Request]]]:
-    """Runs in order of their start, without end."""
+    """An endless sequence of runs, in order of their starts."""
     from costcache.sim.workloads.build import Prompts, arrivals
 
     systems = Prompts(settings.system, blocks, rng)
     sub_agent_systems = Prompts(settings.sub_agent_system, blocks, rng)
 
     def run(context: Context, seconds: float, nested: bool) -> tuple[list[Request], float, int]:
-        """Requests of an agent and its sub-agents, when it ends, tokens of its last output."""
+        """Requests of an agent and its sub-agents, the time of its end, and the tokens of its last output."""
         context.extend(settings.task.tokens(rng))
         requests = []
         left = settings.steps.draw(rng)

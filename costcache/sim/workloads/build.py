@@ -1,4 +1,4 @@
-"""From conversations to a trace: block ids that stand for prefixes, requests in time order."""
+"""Builds a trace of conversations: block ids that stand for prefixes, requests sorted by time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK_SIZE = 16
 
 
 class Blocks:
-    """Gives out block ids, each once."""
+    """Allocates block ids, each once."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -40,13 +40,13 @@ class Request(NamedTuple):
     input_tokens: int
     output_tokens: int
     path: array[int]
-    """Ids of the context's whole blocks; it may grow on, the first ``input_tokens // 16`` count."""
+    """Ids of the context's whole blocks; only the first ``input_tokens // 16`` count, as it may grow."""
     tail: int | None
-    """Id of the partial last block: nobody else's, since what follows it is not the same."""
+    """Id of the partial last block, which no other prompt shares; None if there is none."""
 
 
 class Context:
-    """The tokens of one conversation so far. Only their blocks are known, not their text."""
+    """The tokens of one conversation so far, as block ids without text."""
 
     __slots__ = ("_blocks", "_path", "tokens")
 
@@ -57,25 +57,25 @@ class Context:
         self.extend(tokens)
 
     def extend(self, tokens: int) -> None:
-        """Append tokens that occur nowhere else in this place."""
+        """Append tokens that follow this context nowhere else."""
         self.tokens += tokens
         self._path.extend(self._blocks.take(self.tokens // BLOCK_SIZE - len(self._path)))
 
     def fork(self) -> Context:
-        """A conversation with the same tokens so far; what is appended to either is its own."""
+        """A copy of the conversation so far; the two diverge from here on."""
         twin = Context(self._blocks)
         twin.tokens = self.tokens
         twin._path = self._path[:]
         return twin
 
     def request(self, seconds: float, output_tokens: int) -> Request:
-        """Ask for an answer to the tokens so far."""
+        """A request whose prompt is the conversation so far."""
         tail = self._blocks.take(1)[0] if self.tokens % BLOCK_SIZE else None
         return Request(seconds, self.tokens, output_tokens, self._path, tail)
 
 
 class Prompts:
-    """A set of shared prompts, their lengths drawn once."""
+    """A set of shared prompts, with lengths drawn once."""
 
     def __init__(self, settings: PromptSet, blocks: Blocks, rng: np.random.Generator) -> None:
         self._contexts = [Context(blocks, settings.tokens.tokens(rng)) for _ in range(settings.count)]
@@ -84,7 +84,7 @@ class Prompts:
         self._rng = rng
 
     def begin(self) -> Context:
-        """A new conversation that begins with one of the prompts."""
+        """Start a conversation with one of the prompts."""
         at = self._rng.random() * self._cumulative[-1]
         # The product may round up to the sum itself.
         which = min(bisect_right(self._cumulative, at), len(self._contexts) - 1)
@@ -92,7 +92,7 @@ class Prompts:
 
 
 def arrivals(rate: float, rng: np.random.Generator) -> Iterator[float]:
-    """Arrival times in seconds of a Poisson process of ``rate`` a second, without end."""
+    """Endless arrival times, in seconds, of a Poisson process with ``rate`` arrivals per second."""
     seconds = 0.0
     while True:
         seconds += float(rng.standard_exponential()) / rate
@@ -102,19 +102,20 @@ def arrivals(rate: float, rng: np.random.Generator) -> Iterator[float]:
 def build_trace(
     name: str, sessions: Iterable[tuple[float, Iterable[Request]]], blocks: Blocks, requests: int
 ) -> Trace:
-    """The first ``requests`` requests by time, of sessions given in order of their start.
+    """Build a trace of the first ``requests`` requests by time.
 
     Args:
         name: The trace's name.
-        sessions: Start in seconds and requests of each session, none before its start.
-        blocks: Where the sessions took their ids from.
-        requests: How many requests to take; fewer if the sessions end before.
+        sessions: Start in seconds and requests of each session, in order of the starts; no request is before
+            the start of its session.
+        blocks: The source of the sessions' ids.
+        requests: Number of requests; fewer if the sessions run out.
     """
     taken: list[Request] = []
     waiting: list[tuple[float, int, Request]] = []
-    serial = 0  # Equal times keep the order in which they were made.
+    serial = 0  # requests of equal times keep their order
     for start, session in sessions:
-        # Nothing that is still to come lies before this start.
+        # No later session has a request before this start.
         while waiting and waiting[0][0] <= start and len(taken) < requests:
             taken.append(heapq.heappop(waiting)[2])
         if len(taken) == requests:
@@ -141,7 +142,7 @@ def build_trace(
 def _numbered(
     requests: list[Request], offsets: np.ndarray[tuple[int], np.dtype[np.int64]], given: int
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """All block ids, renumbered from 0 in the order in which they first occur."""
+    """All block ids, renumbered from 0 in the order of their first occurrence."""
     numbers = np.full(given, -1, dtype=np.int64)
     ids = np.empty(int(offsets[-1]), dtype=np.int64)
     used = 0

@@ -1,4 +1,4 @@
-"""Chat with shared system prompts: one turn each, many system prompts of uneven use."""
+"""Chat of one turn, with many shared system prompts of skewed popularity."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ChatSettings(WorkloadSettings):
     """Chat: a shared system prompt, then a user's own text."""
 
     rate: Rate = 10.0
-    """Requests per second; arrivals are Poisson."""
+    """Requests per second, as a Poisson process."""
     system: PromptSet = PromptSet(count=200, tokens=Uniform(low=500, high=3000), zipf=0.9)
     """System prompts."""
     user: LogNormal = LogNormal(median=150, shape=0.8, low=10, high=4000)
-    """Tokens of the user's part."""
+    """Tokens of the user's message."""
     output: LogNormal = LogNormal(median=200, shape=0.6)
     """Tokens generated."""
 
@@ -37,7 +37,7 @@ class ChatSettings(WorkloadSettings):
 def chat(
     settings: ChatSettings, blocks: Blocks, rng: np.random.Generator
 ) -> Iterator[tuple[float, list[Request]]]:
-    """One request a session, in order of arrival, without end."""
+    """An endless sequence of sessions of one request, in order of arrival."""
     from costcache.sim.workloads.build import Prompts, arrivals
 
     prompts = Prompts(settings.system, blocks, rng)

@@ -1,4 +1,4 @@
-"""Few-shot prompting: long shared example prompts, a short question after each."""
+"""Few-shot prompting: long shared prompts of examples, each followed by a short question."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FewShotSettings(WorkloadSettings):
     """Few-shot: shared examples, then one question."""
 
     rate: Rate = 10.0
-    """Requests per second; arrivals are Poisson."""
+    """Requests per second, as a Poisson process."""
     prompts: PromptSet = PromptSet(count=300, tokens=Uniform(low=1500, high=6000), zipf=0.7)
     """Prompts of examples."""
     question: LogNormal = LogNormal(median=100, shape=0.5)
@@ -37,7 +37,7 @@ class FewShotSettings(WorkloadSettings):
 def few_shot(
     settings: FewShotSettings, blocks: Blocks, rng: np.random.Generator
 ) -> Iterator[tuple[float, list[Request]]]:
-    """One request a session, in order of arrival, without end."""
+    """An endless sequence of sessions of one request, in order of arrival."""
     from costcache.sim.workloads.build import Prompts, arrivals
 
     prompts = Prompts(settings.prompts, blocks, rng)

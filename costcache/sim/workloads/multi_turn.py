@@ -1,4 +1,4 @@
-"""Multi-turn chat: each input is all that was said before, answers included, and a new message."""
+"""Multi-turn chat: each input is the whole conversation so far and a new message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MultiTurnSettings(WorkloadSettings):
     """Multi-turn: sessions of a person and a model, on a few system prompts."""
 
     session_rate: Rate = 2.2
-    """Sessions begun per second; arrivals are Poisson."""
+    """Sessions started per second, as a Poisson process."""
     system: PromptSet = PromptSet(count=10, tokens=Uniform(low=200, high=1500), zipf=1.0)
     """System prompts."""
     turns: Steps = Steps(first=1, mean=4.5, most=30)
@@ -34,9 +34,9 @@ class MultiTurnSettings(WorkloadSettings):
     user: LogNormal = LogNormal(median=120, shape=1.0)
     """Tokens of a message."""
     output: LogNormal = LogNormal(median=250, shape=0.7)
-    """Tokens generated, which come back in the next input."""
+    """Tokens generated, which are part of the next input."""
     decode_rate: Rate = 40.0
-    """Tokens generated per second; the answer's time comes before the pause."""
+    """Tokens generated per second; the pause starts when the answer is complete."""
     pause: LogNormal = LogNormal(median=45, shape=1.0, low=3, high=1800)
     """Seconds between an answer and the next message."""
 
@@ -44,7 +44,7 @@ class MultiTurnSettings(WorkloadSettings):
 def multi_turn(
     settings: MultiTurnSettings, blocks: Blocks, rng: np.random.Generator
 ) -> Iterator[tuple[float, list[Request]]]:
-    """Sessions in order of their start, without end."""
+    """An endless sequence of sessions, in order of their starts."""
     from costcache.sim.workloads.build import Prompts, arrivals
 
     prompts = Prompts(settings.system, blocks, rng)

@@ -1,4 +1,4 @@
-"""Random prompts: nothing is shared, so nothing can hit. A cache must not be slowed by it."""
+"""Random prompts, which share nothing, so nothing can hit: a test of a cache's overhead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RandomSettings(WorkloadSettings):
     """Random: prompts that share nothing."""
 
     rate: Rate = 10.0
-    """Requests per second; arrivals are Poisson."""
+    """Requests per second, as a Poisson process."""
     prompt: LogNormal = LogNormal(median=800, shape=1.0, low=20, high=16_000)
     """Tokens of the prompt."""
     output: LogNormal = LogNormal(median=200, shape=0.6)
@@ -29,7 +29,7 @@ class RandomSettings(WorkloadSettings):
 def random_prompts(
     settings: RandomSettings, blocks: Blocks, rng: np.random.Generator
 ) -> Iterator[tuple[float, list[Request]]]:
-    """One request a session, in order of arrival, without end."""
+    """An endless sequence of sessions of one request, in order of arrival."""
     from costcache.sim.workloads.build import Context, arrivals
 
     for seconds in arrivals(settings.rate, rng):

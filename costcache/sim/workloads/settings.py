@@ -1,4 +1,4 @@
-"""The distributions that workloads draw from, and what their settings have in common."""
+"""Distributions of the workloads, and the base of their settings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-if TYPE_CHECKING:  # numpy is loaded only when something is drawn.
+if TYPE_CHECKING:  # numpy is loaded only to draw.
     import numpy as np
 
 __all__ = ["MOST_REQUESTS", "LogNormal", "PromptSet", "Rate", "Share", "Steps", "Uniform", "WorkloadSettings"]
 
-# Far beyond any use: a slip of the pen must not end in a full memory, or at infinity.
+# Far beyond any use: a typo must not exhaust the memory, or end at infinity.
 MOST_REQUESTS = 10**8
 _MOST_TOKENS = 2**20
 _MOST = 1e9
@@ -29,7 +29,7 @@ class _Settings(BaseModel):
 
 
 class Uniform(_Settings):
-    """Whole numbers of tokens from ``low`` to ``high``, both included, all equally likely."""
+    """Whole numbers of tokens, uniform from ``low`` to ``high``, both inclusive."""
 
     low: int = Field(ge=1, le=_MOST_TOKENS)
     high: int = Field(ge=1, le=_MOST_TOKENS)
@@ -46,7 +46,7 @@ class Uniform(_Settings):
 
 
 class LogNormal(_Settings):
-    """A log-normal by its median and shape (the deviation of the logarithm), cut to a range."""
+    """A log-normal by its median and shape (the standard deviation of the logarithm), clipped to a range."""
 
     median: float = Field(gt=0, le=_MOST)
     shape: float = Field(ge=0, le=10)
@@ -60,7 +60,7 @@ class LogNormal(_Settings):
         return self
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Draw a number; one beyond an end of the range becomes that end."""
+        """Draw a number, clipped to the range."""
         value = self.median * math.exp(self.shape * rng.standard_normal())
         if self.low is not None:
             value = max(value, self.low)
@@ -72,7 +72,7 @@ class LogNormal(_Settings):
 
 
 class Steps(_Settings):
-    """``first`` steps and an exponential number more, rounded down, ``most`` in all."""
+    """``first`` steps plus an exponential number, rounded down; at most ``most`` in total."""
 
     first: int = Field(ge=1)
     mean: float = Field(ge=0, le=_MOST)
@@ -84,16 +84,16 @@ class Steps(_Settings):
 
 
 class PromptSet(_Settings):
-    """Shared prompts: how many, how long, and how unevenly they are used."""
+    """Shared prompts: their number, lengths and popularity."""
 
     count: int = Field(ge=1, le=1_000_000)
     tokens: Uniform
     zipf: float = Field(default=0.0, ge=0, le=10)
-    """The k-th prompt is used in proportion to ``k ** -zipf``; 0 uses all alike."""
+    """The k-th prompt is used in proportion to ``k ** -zipf``; 0 for uniform popularity."""
 
 
 class WorkloadSettings(_Settings):
-    """What every workload has."""
+    """Settings of every workload."""
 
     requests: int = Field(default=20_000, ge=1, le=MOST_REQUESTS)
     """Requests to generate: the first ones by time."""

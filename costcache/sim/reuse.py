@@ -1,0 +1,36 @@
+"""Reuse of pages: for each use of a page, the use of the same page before or after it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["previous_use", "reuse_pairs"]
+
+Int64 = NDArray[np.int64]
+
+
+def reuse_pairs(names: Int64) -> tuple[Int64, Int64]:
+    """Every pair of consecutive uses of one name: the positions of the earlier and of the later use.
+
+    Args:
+        names: What is used at each position, int64 of shape [uses].
+    """
+    narrow = not names.size or (names.min() >= -(2**31) and names.max() < 2**31)
+    keys = names.astype(np.int32) if narrow else names  # half the memory to sort
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    same = keys[1:] == keys[:-1]
+    return order[:-1][same], order[1:][same]
+
+
+def previous_use(names: Int64) -> Int64:
+    """Position of the previous use of the same name, -1 for a first use; int64 of shape [uses].
+
+    Args:
+        names: What is used at each position, int64 of shape [uses].
+    """
+    earlier, later = reuse_pairs(names)
+    previous = np.full(names.size, -1, np.int64)
+    previous[later] = earlier
+    return previous
