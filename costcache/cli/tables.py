@@ -1,38 +1,59 @@
-"""Tables of ``costcache simulate``."""
+"""Headings of a replay, and the tables of ``costcache simulate``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from costcache.cli.options import console, new_table, say, show
+from costcache.cli.output import console, new_table, say, show
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from costcache.sim.engine import Simulator
     from costcache.sim.results import Run
     from costcache.sim.trace import Trace
 
-__all__ = ["print_details", "print_runs"]
+__all__ = ["print_details", "print_heading", "print_runs", "trace_facts"]
 
 
-def print_runs(
-    trace: Trace,
-    model: str,
-    page_size: int,
-    distinct: int,
-    ideal: float,
-    kept: float | None,
-    runs: list[Run],
-) -> None:
-    """Print what was replayed and the main figures."""
-    from costcache.sim.results import gap_closed
+def trace_facts(trace: Trace) -> dict[str, Any]:
+    """Return the trace's name and sizes for JSON."""
+    return {
+        "name": trace.name,
+        "requests": len(trace),
+        "input_tokens": int(trace.input_tokens.sum()),
+        "block_size": trace.block_size,
+    }
 
-    out = console()
+
+def print_heading(out: Console, simulator: Simulator) -> None:
+    """Print the trace, the model and the page size of a replay."""
+    trace = simulator.trace
     say(
         out,
         f"{trace.name}: {len(trace):,} requests, {int(trace.input_tokens.sum()):,} prompt tokens; "
-        f"{model}, pages of {page_size}",
+        f"{simulator.cost.spec.name}, pages of {simulator.keys.page_size}",
     )
-    also = "" if kept is None else f", {kept:.2%} with generated tokens kept"
-    say(out, f"{distinct:,} distinct whole pages; unlimited, {ideal:.2%} of the tokens hit{also}")
+
+
+def print_runs(
+    simulator: Simulator, distinct: int, ideal: float, with_outputs: float | None, runs: list[Run]
+) -> None:
+    """Print the main figures, and what a reader must know to compare them.
+
+    Args:
+        simulator: The trace and the model.
+        distinct: Distinct whole pages of the trace.
+        ideal: Token hit rate of an unlimited pool.
+        with_outputs: The same if generated tokens are cached too; None if they are not.
+        runs: The figures.
+    """
+    from costcache.sim.results import gap_closed
+
+    out, model = console(), simulator.cost.spec.name
+    print_heading(out, simulator)
+    also = "" if with_outputs is None else f", {with_outputs:.2%} with generated tokens cached"
+    say(out, f"{distinct:,} distinct whole pages; an unlimited pool hits {ideal:.2%} of the tokens{also}")
     say(out)
     gaps = [gap_closed(run, runs) for run in runs]
     table = new_table(
@@ -69,10 +90,13 @@ def print_runs(
     meant = {r.policy: r.policy_in_force for r in runs if r.policy != r.policy_in_force and not r.fallbacks}
     for name, policy in meant.items():
         say(out, f"{name} means {policy} for {model}")
-    # The same for every policy: it is a matter of lengths.
+    # The same for every policy: it depends on lengths alone.
     for capacity, oversized in {r.capacity: r.oversized_requests for r in runs}.items():
         if oversized:
-            say(out, f"{oversized:,} requests are longer than the pool of {capacity}: their heads are cached")
+            say(
+                out,
+                f"{oversized:,} requests are longer than the pool of {capacity}: only what fits is cached",
+            )
     for run in runs:
         if run.fallbacks:
             say(out, f"policy {run.policy!r} failed at {run.capacity} and was replaced by lru")
@@ -85,7 +109,7 @@ def print_runs(
 
 
 def print_details(runs: list[Run]) -> None:
-    """Print all times to first token, bytes, shortfalls and the wall time of an eviction."""
+    """Print all TTFT percentiles, bytes, shortfalls and the wall time per eviction."""
     out = console()
     say(out)
     table = new_table(
@@ -98,7 +122,7 @@ def print_details(runs: list[Run]) -> None:
         ">KV not\ncomputed",
         ">shortfall\ntokens",
         ">evicted\ntokens",
-        ">one\neviction",
+        ">time per\neviction",
     )
     last = None
     for run in runs:

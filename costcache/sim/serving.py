@@ -14,10 +14,9 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from costcache.errors import SettingsError
 from costcache.records import RequestRecord
@@ -25,6 +24,7 @@ from costcache.sim.load import Load, load_kind
 from costcache.sim.loop import PER_REPORT, no_collector
 from costcache.sim.replay import outcome_of
 from costcache.sim.requests import RequestInfos
+from costcache.sim.settings import ServingSettings
 
 if TYPE_CHECKING:
     from costcache.radix.node import Node
@@ -34,45 +34,6 @@ if TYPE_CHECKING:
     from costcache.sim.ttft import PrefillModel
 
 __all__ = ["ServingSettings", "serve"]
-
-
-class ServingSettings(BaseModel):
-    """How the server of a serving replay runs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    concurrency: int = Field(64, ge=1, description="Requests that run at once, at most.")
-    decode_seconds: float = Field(
-        0.025,
-        ge=0,
-        le=3600,
-        allow_inf_nan=False,
-        description="Seconds per output token of a running request.",
-    )
-    service: Literal["modelled", "recorded"] = Field(
-        "modelled",
-        description="How long a request runs: its prefill and its output tokens, or what the trace recorded "
-        "of it, where it did.",
-    )
-    load: Literal["auto", "open", "sessions", "clients"] = Field(
-        "auto",
-        description="What brings requests: the trace's clock (open), answers and think times behind the "
-        "trace's session starts (sessions), or as many clients as run at once, one session after the other "
-        "(clients). auto is sessions where the trace has think times, else open.",
-    )
-    outputs: bool = Field(True, description="Cache generated tokens, where the trace names them.")
-    spread_bursts: bool = Field(
-        True,
-        description="Spread requests of one timestamp evenly up to the next, with load open: traces round "
-        "their clocks.",
-    )
-    rate: float = Field(
-        1.0,
-        ge=1e-6,
-        le=1e6,
-        allow_inf_nan=False,
-        description="Speed of the trace's clock: 0.5 is half as fast. Think times stay as they are.",
-    )
 
 
 class _Running(NamedTuple):

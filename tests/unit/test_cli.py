@@ -71,7 +71,7 @@ def test_plan_shows_the_arithmetic() -> None:
         "85,899,345,920 - 42,949,672,960 = 42,949,672,960 B (40.00 GiB)",
         "61 layers x ((512 + 64)·2 B) = 70,272 B per token",
         "42,949,672,960 / 70,272 = 611,191 tokens",
-        "42,949,672,960 / 4,997,120 = 8,594 tokens if keys and values were kept decompressed",
+        "42,949,672,960 / 4,997,120 = 8,594 tokens if keys and values were cached decompressed",
         "compression ratio 71.1",
     ):
         assert part in shown
@@ -103,9 +103,9 @@ def test_plan_prints_json() -> None:
 
 def test_plan_of_a_hybrid_says_that_states_and_tokens_share_the_memory() -> None:
     shown = answer("plan", "--model", "qwen3-next", "--memory", "40GiB")
-    assert "42,949,672,960 / 24,576 = 1,747,626 tokens, if no state is kept" in shown
-    assert "42,949,672,960 / 77,266,944 = 555 states, if no token is kept" in shown
-    assert "one state holds as much memory as 3,144 tokens" in shown
+    assert "42,949,672,960 / 24,576 = 1,747,626 tokens, if no states are cached" in shown
+    assert "42,949,672,960 / 77,266,944 = 555 states, if no tokens are cached" in shown
+    assert "one state takes as much memory as 3,144 tokens" in shown
 
 
 def test_plan_reads_a_config_file_and_its_folder(tmp_path: Path) -> None:
@@ -143,7 +143,10 @@ def test_plan_reads_a_config_file_and_its_folder(tmp_path: Path) -> None:
             ("--memory", "40GiB", "--set", "architecture.floor=1"),
             "'architecture.floor' is 1: input should be less",
         ),
-        (("--memory", "40GiB", "--headroom", "-1"), "setting 'headroom' is -1.0"),
+        (
+            ("--memory", "40GiB", "--headroom", "-1"),
+            "--headroom is -1.0: input should be greater than or equal to 0",
+        ),
         (("--memory", "40GiB", "--tp", "5"), "tp is 5"),
     ],
 )

@@ -219,7 +219,7 @@ def test_the_table_names_what_was_kept_and_dropped(chat: Path) -> None:
     assert "regretted" in shown
     assert "used once, under" in shown
     assert "more classes" in shown
-    assert "were asked for again" in shown
+    assert "were requested again" in shown
     assert "against LRU: " in shown
     everything = answer("explain", chat, "--model", "llama-3-8b", "--top", "700")
     assert "more classes" not in everything

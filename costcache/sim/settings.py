@@ -1,0 +1,48 @@
+"""Settings of a serving replay, apart from the server so that reading them loads no numpy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["ServingSettings"]
+
+
+class ServingSettings(BaseModel):
+    """How the server of a serving replay runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    concurrency: int = Field(64, ge=1, description="Requests running at once, at most.")
+    decode_seconds: float = Field(
+        0.025,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds per output token of a running request.",
+    )
+    service: Literal["modelled", "recorded"] = Field(
+        "modelled",
+        description="How long a request runs: 'modelled' adds up its prefill and its output tokens, "
+        "'recorded' takes the trace's own service time where there is one.",
+    )
+    load: Literal["auto", "open", "sessions", "clients"] = Field(
+        "auto",
+        description="What triggers requests: 'open' follows the trace's clock, 'sessions' its session "
+        "starts, answers and think times, 'clients' keeps as many clients busy as concurrency allows, each "
+        "with one session after another; 'auto' is sessions where the trace has think times, else open.",
+    )
+    outputs: bool = Field(True, description="Cache generated tokens where the trace names them.")
+    spread_bursts: bool = Field(
+        True,
+        description="With load open, spread requests with equal timestamps evenly up to the next timestamp: "
+        "traces round their clocks.",
+    )
+    rate: float = Field(
+        1.0,
+        ge=1e-6,
+        le=1e6,
+        allow_inf_nan=False,
+        description="Speed of the trace's clock: 0.5 is half as fast. Think times are not scaled.",
+    )
