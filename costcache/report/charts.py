@@ -1,6 +1,6 @@
-"""The charts of a report, as plotly figures in plain JSON values.
+"""Charts of a report, as plotly figures.
 
-Made of dictionaries, so that the bytes do not depend on the release of plotly that is installed.
+They are plain dictionaries, so that their bytes do not depend on the installed release of plotly.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from costcache.report.advice import seconds
 from costcache.report.style import GRID, INK, MUTED, styles
+from costcache.report.words import count, seconds
 
 if TYPE_CHECKING:
     from costcache.report.advice import Advice
@@ -30,21 +30,20 @@ Figure = dict[str, Any]
 
 
 def hit_rates(material: Material) -> Figure:
-    """Token hit rate over pool size, with what no policy can beat."""
+    """Token hit rate over pool size, with the bounds that no policy can exceed."""
     look = styles(material.policies)
     data: list[Figure] = []
     if material.optimum:
         data.append(
             _line(
                 *zip(*material.optimum, strict=True),
-                name="best possible (knows the future)",
+                name="offline optimum",
                 line={"color": INK, "width": 2, "dash": "dash"},
                 marker={"color": INK, "size": 7, "symbol": "star"},
             )
         )
     for policy in look:
-        replays = sorted(_of(material, policy), key=lambda r: material.pool(r.run))
-        style = look[policy]
+        replays, style = material.of(policy), look[policy]
         xs = [material.pool(r.run) for r in replays]
         ys = [r.run.token_hit_rate for r in replays]
         if policy == "lru" and material.lru:
@@ -77,12 +76,12 @@ def hit_rates(material: Material) -> Figure:
             )
         )
     layout = _layout(
-        "Tokens in the pool",
-        "Prompt tokens found in the cache",
+        "Pool size in tokens",
+        "Token hit rate",
         height=460,
     )
     pools = [tokens for _, tokens in material.capacities] + [tokens for tokens, _ in material.lru]
-    layout["xaxis"] |= _log_axis(min(pools), max(pools), _count)
+    layout["xaxis"] |= _log_axis(min(pools), max(pools), count)
     layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
     layout["shapes"] = [_level(material.ceiling)]
     layout["annotations"] = [
@@ -93,7 +92,7 @@ def hit_rates(material: Material) -> Figure:
             "yanchor": "bottom",
             "xanchor": "left",
             "showarrow": False,
-            "text": f"a pool without limit: {material.ceiling:.1%}",
+            "text": f"unlimited pool: {material.ceiling:.1%}",
             "font": {"color": MUTED, "size": 13},
         }
     ]
@@ -101,12 +100,12 @@ def hit_rates(material: Material) -> Figure:
 
 
 def gap(material: Material) -> Figure | None:
-    """How far from LRU to the optimum each policy goes; None where one of the two is missing."""
+    """Share of the gap from LRU to the optimum that each policy closes; None if either is missing."""
     rows = [r for r in material.replays if r.online and r.run.policy != "lru" and r.gap_closed is not None]
     if not rows:
         return None
     data = _bars(material, lambda r: r.gap_closed, [p for p in material.policies if p != "lru"])
-    layout = _layout("Pool", "Share won back", height=380)
+    layout = _layout("Pool", "Gap closed", height=380)
     layout["xaxis"] |= {"type": "category"}
     layout["yaxis"] |= {"tickformat": ".0%", "zeroline": True, "zerolinecolor": INK, "zerolinewidth": 2}
     layout["barmode"] = "group"
@@ -114,7 +113,7 @@ def gap(material: Material) -> Figure | None:
 
 
 def flops(material: Material) -> Figure:
-    """Share of the prefill compute that hits saved."""
+    """Share of the prefill compute that hits save."""
     layout = _layout("Pool", "Prefill compute saved", height=380)
     layout["xaxis"] |= {"type": "category"}
     layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
@@ -123,12 +122,12 @@ def flops(material: Material) -> Figure:
 
 
 def first_token_boxes(material: Material) -> Figure:
-    """Spread of the time to first token."""
+    """Distribution of the time to first token."""
     look = styles(material.policies)
     names = [name for name, _ in material.capacities]
     data: list[Figure] = []
     for policy in material.policies:
-        replays = _ordered(material, policy)
+        replays = material.of(policy)
         columns = list(zip(*(r.ttft for r in replays), strict=True))
         low, first, middle, third, high = (list(map(_short, column)) for column in columns)
         data.append(
@@ -145,7 +144,7 @@ def first_token_boxes(material: Material) -> Figure:
                 "line": {"width": 1.5},
             }
         )
-    layout = _layout("Pool", "Time to the first token", height=400)
+    layout = _layout("Pool", "Time to first token", height=400)
     layout["xaxis"] |= {"type": "category", "categoryorder": "array", "categoryarray": names}
     times = [time for r in material.replays if r.online for time in r.ttft]
     layout["yaxis"] |= _log_axis(min(times), max(times), seconds)
@@ -154,7 +153,7 @@ def first_token_boxes(material: Material) -> Figure:
 
 
 def first_token_curve(material: Material, advice: Advice) -> Figure:
-    """Share of the requests that have their first token by a time, at one pool size."""
+    """Share of the requests with a first token by a given time, at one pool size."""
 
     def traces(replay: Replay) -> list[Figure]:
         style = styles(material.policies)[replay.run.policy]
@@ -168,7 +167,7 @@ def first_token_curve(material: Material, advice: Advice) -> Figure:
             )
         ]
 
-    layout = _layout("Time to the first token", "Requests that have it by then", height=420)
+    layout = _layout("Time to first token", "Requests with a first token", height=420)
     times = [time for r in material.replays if r.online for time in r.ttft_curve]
     layout["xaxis"] |= _log_axis(min(times), max(times), seconds)
     layout["yaxis"] |= {"tickformat": ".0%"}
@@ -176,7 +175,7 @@ def first_token_curve(material: Material, advice: Advice) -> Figure:
 
 
 def losses_over_time(material: Material, advice: Advice) -> Figure:
-    """Tokens missed though seen before, and tokens evicted, over the trace's time, at one pool size."""
+    """Regretted and evicted tokens over the time of the trace, at one pool size."""
     bins = material.bins
     shown = any(r.evicted is not None and any(r.evicted) for r in material.replays if r.online)
 
@@ -253,21 +252,13 @@ def _by_pool(
     return {"data": data, "layout": layout}
 
 
-def _of(material: Material, policy: str) -> list[Replay]:
-    return [r for r in material.replays if r.run.policy == policy]
-
-
-def _ordered(material: Material, policy: str) -> list[Replay]:
-    return sorted(_of(material, policy), key=lambda r: material.pool(r.run))
-
-
 def _bars(
     material: Material, value: Callable[[Replay], float | None], policies: Iterable[str]
 ) -> list[Figure]:
     look = styles(material.policies)
     data: list[Figure] = []
     for policy in policies:
-        rows = [(r, value(r)) for r in _ordered(material, policy)]
+        rows = [(r, value(r)) for r in material.of(policy)]
         known = [(r, v) for r, v in rows if v is not None]
         if known:
             data.append(
@@ -299,13 +290,13 @@ def _line(xs: Iterable[float], ys: Iterable[float], **more: Any) -> Figure:
 
 
 def _short(value: float) -> float:
-    """Six digits: beyond what a chart shows, and the same on every machine."""
+    """Round to six digits: more than a chart shows, and the same on every machine."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def _log_axis(low: float, high: float, words: Callable[[float], str]) -> Figure:
-    """A logarithmic axis with ticks at 1, 2 and 5 times each power of ten, in words."""
-    if low <= 0:  # nothing was asked for: there is no logarithm of it
+    """A logarithmic axis with formatted ticks at 1, 2 and 5 times each power of ten."""
+    if low <= 0:  # zero has no logarithm
         return {"rangemode": "tozero"}
     ticks = [
         step * 10.0**power
@@ -315,13 +306,6 @@ def _log_axis(low: float, high: float, words: Callable[[float], str]) -> Figure:
     if high > 1000 * low:
         ticks = ticks[::3]
     return {"type": "log", "tickvals": [_short(t) for t in ticks], "ticktext": [words(t) for t in ticks]}
-
-
-def _count(value: float) -> str:
-    for divisor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= divisor:
-            return f"{value / divisor:g}{unit}"
-    return f"{value:g}"
 
 
 def _level(height: float) -> Figure:
