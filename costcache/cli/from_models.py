@@ -50,8 +50,8 @@ def model_options(
 ) -> Callable[[F], F]:
     """Decorate a command with an option per field of a model.
 
-    A field's type, bounds, default and description become those of its option: a bool a flag (``--x/--no-x``
-    where it is True by default), a Literal a choice, a tuple an option that may be repeated.
+    A field's type, bounds, default and description become those of its option. A bool becomes a flag
+    (``--x/--no-x`` if it is True by default), a Literal a choice, a tuple an option that may be repeated.
 
     Args:
         model: The model.
@@ -111,12 +111,12 @@ def _attributes(field: FieldInfo, prefix: str) -> dict[str, Any]:
     if kind is bool:
         return attributes | {"is_flag": True, "default": default, "show_default": default}
     attributes |= {"required": True} if field.is_required() else {"default": default, "show_default": True}
-    attributes["type"] = click.Choice(get_args(kind)) if get_origin(kind) is Literal else _number(kind, field)
+    attributes["type"] = click.Choice(get_args(kind)) if get_origin(kind) is Literal else _type(kind, field)
     return attributes
 
 
-def _number(kind: Any, field: FieldInfo) -> click.ParamType[Any]:
-    """A type of numbers with the field's bounds, if it has any; else the plain type."""
+def _type(kind: Any, field: FieldInfo) -> click.ParamType[Any]:
+    """The type of an option, with the field's bounds if it has any."""
     bounds = {
         key: value
         for each in field.metadata
@@ -125,7 +125,8 @@ def _number(kind: Any, field: FieldInfo) -> click.ParamType[Any]:
     }
     if not bounds:
         return _TYPES[kind]
-    return {int: _Integer, float: _Float}[kind](
+    bounded = _Integer if kind is int else _Float
+    return bounded(
         min=bounds.get("ge", bounds.get("gt")),
         max=bounds.get("le", bounds.get("lt")),
         min_open="gt" in bounds,

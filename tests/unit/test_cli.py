@@ -8,41 +8,20 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 import costcache.plugins
 from costcache import hookimpl, records
 from costcache._version import __version__
-from costcache.cli import COMMANDS, cli
+from costcache.cli import COMMANDS
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.policies import BUILTIN, PolicySpec
 from costcache.policies.lru import LRU
 from costcache.sim.traces import load_trace
 from costcache.sim.workloads import WORKLOADS
+from tests.unit.commands import answer, costcache_, refusal
 
 MODEL = ("--model", "deepseek-v3")
-
-
-def costcache_(*arguments: str | Path, stdin: bytes | None = None) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in arguments], input=stdin)
-
-
-def answer(*arguments: str | Path, stdin: bytes | None = None) -> str:
-    result = costcache_(*arguments, stdin=stdin)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refusal(*arguments: str | Path, stdin: bytes | None = None) -> str:
-    """The one line that a wrong use ends with."""
-    result = costcache_(*arguments, stdin=stdin)
-    assert result.exit_code == 1, result.output
-    assert isinstance(result.exception, SystemExit)  # nothing was raised through the program
-    assert result.stdout == ""
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("Error: ").rstrip()
 
 
 class Odd:

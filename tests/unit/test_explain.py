@@ -9,12 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from costcache import hookimpl
-from costcache.cli import cli
 from costcache.deployment import Deployment
 from costcache.explained import Part, Verdict
 from costcache.model import ModelSpec
@@ -29,28 +27,11 @@ from costcache.sim.explain import Account, Explanation, Fall, explain
 from costcache.sim.trace import Trace
 from costcache.sim.traces import write_trace
 from costcache.sim.workloads import generate, workload_settings
+from tests.unit.commands import answer, refusal
 
 LLAMA = ModelSpec.preset("llama-3-8b")
 HYBRID = ModelSpec.preset("qwen3-next")
 PAGE = 16
-
-
-def costcache_(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in arguments])
-
-
-def answer(*arguments: str | Path) -> str:
-    result = costcache_(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refusal(*arguments: str | Path) -> str:
-    result = costcache_(*arguments)
-    assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("Error: ").rstrip()
 
 
 @pytest.fixture(scope="module")
