@@ -7,37 +7,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from costcache.cli.from_models import model_options
-from costcache.cli.options import deployment_options, json_option, model_option
+from costcache.cli.from_models import Options, model_options
+from costcache.cli.options import json_option, model_option
 from costcache.cli.output import console, duration, echo_json, new_table, say, show
 from costcache.cli.progress import Task, progress_display
-from costcache.cli.reading import TraceOptions, trace_options
 from costcache.cli.replaying import (
     CAPACITIES,
-    ReplayOptions,
     pool_tokens,
     replay_options,
     with_own_settings,
 )
 from costcache.cli.tables import print_heading, trace_facts
-from costcache.deployment import Deployment
 from costcache.hookspecs import PROJECT
-from costcache.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from costcache.cli.reading import TraceOptions
+    from costcache.cli.replaying import ReplayOptions
+    from costcache.deployment import Deployment
+    from costcache.settings import Settings
     from costcache.sim.explain import Account, Explanation
 
 __all__ = ["ExplainOptions", "explain"]
 
 
-class ExplainOptions(BaseModel):
+class ExplainOptions(Options):
     """Options of this command alone."""
-
-    model_config = ConfigDict(frozen=True)
 
     policy: str = Field(PROJECT, description="The policy; it must be one that sorts nodes into classes.")
     capacity: str = Field("5%", description="Pool size.")
@@ -63,8 +61,6 @@ class ExplainOptions(BaseModel):
     tables={"flag": "--save-tables", "metavar": "FILE"},
 )
 @replay_options
-@trace_options
-@deployment_options()
 @json_option
 def explain(
     trace_path: str,

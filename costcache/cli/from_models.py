@@ -9,14 +9,20 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from costcache.errors import SettingsError, reason
 
-__all__ = ["model_options"]
+__all__ = ["Options", "model_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Options(BaseModel):
+    """Base of models for options that belong to the command line alone."""
+
+    model_config = ConfigDict(frozen=True)
 
 
 class _Integer(click.IntRange):

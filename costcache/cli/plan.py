@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from costcache.cli.from_models import model_options
+from costcache.cli.from_models import Options, model_options
 from costcache.cli.options import deployment_options, json_option, model_option
 from costcache.cli.output import console, echo_json, say
 from costcache.cli.progress import Task, progress_display
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["PlanOptions", "plan"]
 
 
-class PlanOptions(BaseModel):
+class PlanOptions(Options):
     """Options of this command alone."""
-
-    model_config = ConfigDict(frozen=True)
 
     memory: str = Field(description="Accelerator memory of one rank, such as 80GiB.")
     weights: str = Field(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from costcache.cli.from_models import model_options
+from costcache.cli.from_models import Options, model_options
 from costcache.cli.progress import Task, progress_display
 
 if TYPE_CHECKING:
@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["TraceOptions", "trace_options"]
 
 
-class TraceOptions(BaseModel):
+class TraceOptions(Options):
     """Options of :func:`costcache.sim.traces.load_trace`."""
-
-    model_config = ConfigDict(frozen=True)
 
     block_size: int | None = Field(
         None, ge=1, description="Tokens per block id, for traces that do not state it."

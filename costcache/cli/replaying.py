@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from costcache.cli.from_models import model_options
+from costcache.cli.from_models import Options, model_options
+from costcache.cli.options import deployment_options
+from costcache.cli.reading import trace_options
 from costcache.cli.workload import read_assignment
 from costcache.errors import SettingsError
 from costcache.hookspecs import PROJECT
@@ -29,10 +31,8 @@ CAPACITIES = (
 )
 
 
-class ReplayOptions(BaseModel):
+class ReplayOptions(Options):
     """Page size, split of the memory and plugin settings of a replay."""
-
-    model_config = ConfigDict(frozen=True)
 
     page_size: int | None = Field(
         None, ge=1, description="Tokens per page.  [default: the trace's block size]"
@@ -94,8 +94,10 @@ class ReplayOptions(BaseModel):
 
 
 def replay_options(command: F) -> F:
-    """Add the arguments ``replay`` and ``settings`` with their options."""
+    """Add the arguments ``replay``, ``settings``, ``reading`` and ``deployment`` with their options."""
     for add in (
+        deployment_options(),
+        trace_options,
         model_options(Settings, "settings", "headroom", "trim"),
         model_options(ReplayOptions, "replay", assignments={"flag": "--set", "metavar": "WHERE.FIELD=VALUE"}),
     ):

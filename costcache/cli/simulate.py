@@ -7,29 +7,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from costcache.cli.from_models import model_options
-from costcache.cli.options import deployment_options, json_option, model_option, split_commas
+from costcache.cli.from_models import Options, model_options
+from costcache.cli.options import json_option, model_option, split_commas
 from costcache.cli.output import console, echo_json, say
 from costcache.cli.progress import Task, progress_display
-from costcache.cli.reading import TraceOptions, trace_options
 from costcache.cli.replaying import (
     CAPACITIES,
-    ReplayOptions,
     pool_tokens,
     replay_options,
     with_own_settings,
 )
 from costcache.cli.tables import print_details, print_runs, trace_facts
-from costcache.deployment import Deployment
 from costcache.hookspecs import PROJECT
-from costcache.settings import Settings
 from costcache.sim.settings import ServingSettings
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from costcache.cli.reading import TraceOptions
+    from costcache.cli.replaying import ReplayOptions
+    from costcache.deployment import Deployment
+    from costcache.settings import Settings
     from costcache.sim.engine import Simulator
     from costcache.sim.results import Outcome, Run
     from costcache.sim.sweep import Cell
@@ -37,10 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["SimulateOptions", "simulate"]
 
 
-class SimulateOptions(BaseModel):
+class SimulateOptions(Options):
     """Options of this command alone."""
-
-    model_config = ConfigDict(frozen=True)
 
     policies: tuple[str, ...] = Field(
         (PROJECT,),
@@ -98,8 +96,6 @@ class SimulateOptions(BaseModel):
     prefix="With --serving, ",
 )
 @replay_options
-@trace_options
-@deployment_options()
 @json_option
 def simulate(
     trace_path: str,

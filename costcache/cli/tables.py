@@ -56,6 +56,7 @@ def print_runs(
     say(out, f"{distinct:,} distinct whole pages; an unlimited pool hits {ideal:.2%} of the tokens{also}")
     say(out)
     gaps = [gap_closed(run, runs) for run in runs]
+    last = {run.capacity: run for run in runs}
     table = new_table(
         ">capacity",
         ">pool\ntokens",
@@ -68,11 +69,7 @@ def print_runs(
         ">evicted\ntokens",
         ">requests\n/s",
     )
-    last = None
     for run, gap in zip(runs, gaps, strict=True):
-        if last not in (None, run.capacity):
-            table.add_section()
-        last = run.capacity
         table.add_row(
             run.capacity,
             "unlimited" if run.capacity_tokens is None else f"{run.capacity_tokens:,}",
@@ -84,6 +81,7 @@ def print_runs(
             _seconds(run.ttft_p99),
             f"{run.evicted_tokens:,}",
             f"{run.requests_per_second:,.0f}",
+            end_section=run is last[run.capacity],
         )
     show(out, table)
     say(out)
@@ -124,11 +122,8 @@ def print_details(runs: list[Run]) -> None:
         ">evicted\ntokens",
         ">time per\neviction",
     )
-    last = None
+    last = {run.capacity: run for run in runs}
     for run in runs:
-        if last not in (None, run.capacity):
-            table.add_section()
-        last = run.capacity
         took = run.decision_microseconds
         table.add_row(
             run.capacity,
@@ -138,6 +133,7 @@ def print_details(runs: list[Run]) -> None:
             f"{run.shortfall_tokens:,}",
             f"{run.evicted_tokens:,}",
             "-" if took is None else f"{took:,.1f} µs",
+            end_section=run is last[run.capacity],
         )
     show(out, table)
     say(out)

@@ -31,7 +31,6 @@ Figure = dict[str, Any]
 
 def hit_rates(material: Material) -> Figure:
     """Token hit rate over pool size, with the bounds that no policy can exceed."""
-    look = styles(material.policies)
     data: list[Figure] = []
     if material.optimum:
         data.append(
@@ -42,44 +41,24 @@ def hit_rates(material: Material) -> Figure:
                 marker={"color": INK, "size": 7, "symbol": "star"},
             )
         )
-    for policy in look:
-        replays, style = material.of(policy), look[policy]
-        xs = [material.pool(r.run) for r in replays]
-        ys = [r.run.token_hit_rate for r in replays]
-        if policy == "lru" and material.lru:
-            data.append(
-                _line(
-                    *zip(*material.lru, strict=True),
-                    name=replays[0].label,
-                    mode="lines",
-                    line={"color": style.color, "width": style.width},
-                )
-            )
-            data.append(
-                _line(
-                    xs,
-                    ys,
-                    name=replays[0].label,
-                    mode="markers",
-                    showlegend=False,
-                    marker={"color": style.color, "size": 9, "symbol": style.symbol},
-                )
-            )
-            continue
+    for policy, style in styles(material.policies).items():
+        replays = material.of(policy)
+        line = {"color": style.color, "width": style.width}
+        more: Figure = {"line": line | {"dash": style.dash}}
+        if policy == "lru" and material.lru:  # its curve is known between the replays too
+            curve = zip(*material.lru, strict=True)
+            data.append(_line(*curve, name=replays[0].label, mode="lines", line=line))
+            more = {"mode": "markers", "showlegend": False}
         data.append(
             _line(
-                xs,
-                ys,
+                [material.pool(r.run) for r in replays],
+                [r.run.token_hit_rate for r in replays],
                 name=replays[0].label,
-                line={"color": style.color, "width": style.width, "dash": style.dash},
                 marker={"color": style.color, "size": 9, "symbol": style.symbol},
+                **more,
             )
         )
-    layout = _layout(
-        "Pool size in tokens",
-        "Token hit rate",
-        height=460,
-    )
+    layout = _layout("Pool size in tokens", "Token hit rate", height=460)
     pools = [tokens for _, tokens in material.capacities] + [tokens for tokens, _ in material.lru]
     layout["xaxis"] |= _log_axis(min(pools), max(pools), count)
     layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
@@ -101,24 +80,16 @@ def hit_rates(material: Material) -> Figure:
 
 def gap(material: Material) -> Figure | None:
     """Share of the gap from LRU to the optimum that each policy closes; None if either is missing."""
-    rows = [r for r in material.replays if r.online and r.run.policy != "lru" and r.gap_closed is not None]
-    if not rows:
-        return None
-    data = _bars(material, lambda r: r.gap_closed, [p for p in material.policies if p != "lru"])
-    layout = _layout("Pool", "Gap closed", height=380)
-    layout["xaxis"] |= {"type": "category"}
-    layout["yaxis"] |= {"tickformat": ".0%", "zeroline": True, "zerolinecolor": INK, "zerolinewidth": 2}
-    layout["barmode"] = "group"
-    return {"data": data, "layout": layout}
+    others = [policy for policy in material.policies if policy != "lru"]
+    data = _bars(material, lambda r: r.gap_closed, others)
+    zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 2}
+    return {"data": data, "layout": _bar_layout("Gap closed", **zero)} if data else None
 
 
 def flops(material: Material) -> Figure:
     """Share of the prefill compute that hits save."""
-    layout = _layout("Pool", "Prefill compute saved", height=380)
-    layout["xaxis"] |= {"type": "category"}
-    layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
-    layout["barmode"] = "group"
-    return {"data": _bars(material, lambda r: r.run.flops_saved_rate, material.policies), "layout": layout}
+    data = _bars(material, lambda r: r.run.flops_saved_rate, material.policies)
+    return {"data": data, "layout": _bar_layout("Prefill compute saved", rangemode="tozero")}
 
 
 def first_token_boxes(material: Material) -> Figure:
@@ -339,3 +310,10 @@ def _layout(x: str, y: str, *, height: int) -> Figure:
         "xaxis": axis | {"title": {"text": x, "standoff": 10}},
         "yaxis": axis | {"title": {"text": y, "standoff": 12}},
     }
+
+
+def _bar_layout(y: str, **axis: Any) -> Figure:
+    layout = _layout("Pool", y, height=380) | {"barmode": "group"}
+    layout["xaxis"] |= {"type": "category"}
+    layout["yaxis"] |= {"tickformat": ".0%"} | axis
+    return layout

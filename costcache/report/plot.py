@@ -37,12 +37,11 @@ def write_plot(material: Material, path: Path) -> None:
     from matplotlib.ticker import FuncFormatter
 
     with picture(path, f"{material.trace} on {material.model}") as axes:
-        look = styles(material.policies)
         axes.axhline(material.ceiling, color=MUTED, linestyle=":", label="unlimited pool")
         if material.optimum:
             axes.plot(*zip(*material.optimum, strict=True), "--*", color=INK, label="offline optimum")
-        for policy in look:
-            replays, style = material.of(policy), look[policy]
+        for policy, style in styles(material.policies).items():
+            replays = material.of(policy)
             marker = _MARKERS[style.symbol]
             points = [(material.pool(r.run), r.run.token_hit_rate) for r in replays]
             whole = policy == "lru" and bool(material.lru)

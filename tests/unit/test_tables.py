@@ -24,7 +24,7 @@ from costcache.sim.engine import Simulator
 from costcache.sim.explain import explain
 from costcache.sim.traces import load_trace
 from tests.property.kit import MODEL, manager
-from tests.unit.test_explain import answer, refusal
+from tests.unit.commands import answer, refusal
 
 PLUGINS = manager()
 
