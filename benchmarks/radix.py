@@ -179,13 +179,13 @@ def evict_between_requests(report: Report, policy: str, leaves: int, page_size: 
         cache.match_prefix(prompt)
         return perf_counter_ns() - start
 
-    guard = cache._store.guard
+    pool = cache._pool
     by_order: dict[str, list[int]] = {"touch": [], "victim": []}
-    if guard.use is not None:
-        guard.use = noting(guard.use, by_order["touch"])
-    if guard.touch is not None:
-        guard.touch = noting(guard.touch, by_order["touch"], to_last=guard.use is not None)
-    guard.order = Timed(noting(guard.order.next_victim, by_order["victim"]))
+    if pool._use is not None:
+        pool._use = noting(pool._use, by_order["touch"])
+    if pool._touch is not None:
+        pool._touch = noting(pool._touch, by_order["touch"], to_last=pool._use is not None)
+    pool._guard.order = Timed(noting(pool.order.next_victim, by_order["victim"]))
     for number in range(leaves):
         add(number)
     for _ in range(leaves // 2):

@@ -1,7 +1,7 @@
 """Cost-aware eviction for the prefix (KV) caches of LLM servers.
 
-Everything named here is public. Names are imported when they are first used, so that the command
-line starts quickly and nothing heavy is loaded for those who do not need it.
+Everything named here is public. Names are imported on first use, so that the command line starts quickly and
+nothing heavy is loaded unless needed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'costcache' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"costcache.{_MODULES[name]}"), name)
-    globals()[name] = value  # the next access does not come here
+    globals()[name] = value  # the next access finds it without this function
     return value
 
 

@@ -1,4 +1,4 @@
-"""The version of costcache and of the three plugin distributions beside it."""
+"""The version of costcache and of its three plugin distributions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 
 def described() -> str:
-    """The version, and whether the core of this installation is compiled."""
+    """Return the version, and whether the core of this installation is compiled."""
     spec = find_spec("costcache.records")
     compiled = spec is not None and (spec.origin or "").endswith(tuple(EXTENSION_SUFFIXES))
     return f"{__version__} ({'compiled' if compiled else 'plain Python'})"

@@ -1,4 +1,4 @@
-"""How a model is served: parallelism, KV dtype, pages, and what the accelerator can do."""
+"""Deployment of a model: parallelism, KV dtype, page size and accelerator speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from costcache.errors import SettingsError
+from costcache.errors import SettingsError, reason
 from costcache.model import StateDtype
 
 __all__ = ["Deployment", "KVDtype"]
@@ -24,36 +24,44 @@ KVDtype = Literal["bf16", "fp16", "fp8_e4m3", "fp8_e5m2"]
 
 
 class Deployment(BaseModel):
-    """How a model is served. Raises `SettingsError` naming each wrong field and its value.
+    """Parallelism, dtypes and page size of a server, and the speed of its accelerators.
 
-    Attributes:
-        tp: Tensor parallel size.
-        dp_attention: Attention is replicated instead of divided, and requests are split
-            among the replicas: True for ``tp`` replicas, or their number. The tensor
-            parallel size of attention is ``tp`` divided by it.
-        pp: Pipeline parallel size.
-        kv_dtype: What keys, values and latents are stored as.
-        state_dtype: What recurrent states are stored as; None for the model's own.
-        page_size: Tokens per page of the KV pool.
-        flops_per_second: Of one accelerator, dense, at the compute dtype. The default is the
-            peak of an H100 SXM in bf16: 989.4 TFLOP/s (NVIDIA's H100 architecture white paper; the
-            data sheet's 1,979 is with sparsity). Give a measured rate where you have one.
-        host_link_bytes_per_second: From host memory to one accelerator. The default is the peak of
-            PCIe 5.0 x16 in one direction (64 GB/s; the H100 data sheet states 128 for both).
-        disk_bytes_per_second: From disk to one accelerator; None where there is no disk tier.
+    Raises `SettingsError` naming each wrong field and its value.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tp: PositiveInt = 1
-    dp_attention: bool | PositiveInt = False
-    pp: PositiveInt = 1
-    kv_dtype: KVDtype = "bf16"
-    state_dtype: StateDtype | None = None
-    page_size: PositiveInt = 1
-    flops_per_second: PositiveFloat = Field(989.4e12, allow_inf_nan=False)
-    host_link_bytes_per_second: PositiveFloat = Field(64e9, allow_inf_nan=False)
-    disk_bytes_per_second: PositiveFloat | None = Field(None, allow_inf_nan=False)
+    tp: PositiveInt = Field(1, description="Tensor-parallel ranks.")
+    dp_attention: bool | PositiveInt = Field(
+        False,
+        description="Data-parallel attention groups: each holds a full copy of attention and serves its own "
+        "requests, and attention's tensor parallel size is tp divided by their number. True for tp groups, "
+        "False or 1 for none.",
+    )
+    pp: PositiveInt = Field(1, description="Pipeline-parallel stages.")
+    kv_dtype: KVDtype = Field("bf16", description="Dtype of cached keys, values and latents.")
+    state_dtype: StateDtype | None = Field(
+        None, description="Dtype of recurrent states; None for the model's own."
+    )
+    page_size: PositiveInt = Field(1, description="Tokens per page of the KV pool.")
+    flops_per_second: PositiveFloat = Field(
+        989.4e12,
+        allow_inf_nan=False,
+        description="Dense FLOP/s of one accelerator at the compute dtype. The default is the peak of an "
+        "H100 SXM in bf16: 989.4 TFLOP/s (NVIDIA's H100 architecture white paper; the data sheet's 1,979 is "
+        "with sparsity). Give a measured rate where you have one.",
+    )
+    host_link_bytes_per_second: PositiveFloat = Field(
+        64e9,
+        allow_inf_nan=False,
+        description="Bytes per second from host memory to one accelerator. The default is the peak of PCIe "
+        "5.0 x16 in one direction (64 GB/s; the H100 data sheet states 128 for both).",
+    )
+    disk_bytes_per_second: PositiveFloat | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="Bytes per second from disk to one accelerator; None without a disk tier.",
+    )
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -72,14 +80,14 @@ class Deployment(BaseModel):
 
     @property
     def attention_dp(self) -> int:
-        """Replicas of attention; 1 without DP attention."""
+        """Data-parallel attention groups; 1 without DP attention."""
         if isinstance(self.dp_attention, bool):
             return self.tp if self.dp_attention else 1
         return self.dp_attention
 
     @property
     def attention_tp(self) -> int:
-        """Ranks that attention heads and states are divided over."""
+        """Ranks that share one copy of the attention heads and states."""
         return self.tp // self.attention_dp
 
     @property
@@ -88,10 +96,10 @@ class Deployment(BaseModel):
         return 1 if self.kv_dtype.startswith("fp8") else 2
 
     def stages(self, num_layers: int) -> tuple[range, ...]:
-        """The layers of each pipeline stage, as SGLang and vLLM divide them.
+        """Layers of each pipeline stage, split as SGLang and vLLM do.
 
-        Stages are equal where ``pp`` divides ``num_layers``; else the last ones get one layer
-        more (SGLang 0.5.23, ``get_pp_indices``). Raises `SettingsError` for more stages
+        Stages are equal where ``pp`` divides ``num_layers``; otherwise the last ones get one layer
+        more (SGLang 0.5.23, ``get_pp_indices``). Raises `SettingsError` if there are more stages
         than layers.
         """
         if self.pp > num_layers:
@@ -102,11 +110,10 @@ class Deployment(BaseModel):
 
 
 def _problem(item: Any) -> str:
-    """One error of pydantic in our words; an error of the whole model already has them."""
+    """Word one of pydantic's errors; those of the whole model are already worded."""
     if not item["loc"]:
-        return str(item["ctx"]["error"]) if "ctx" in item else str(item["msg"])
-    field = str(item["loc"][0])
+        return reason(item)
+    field = item["loc"][0]
     if item["type"] == "extra_forbidden":
         return f"{field} is no field of a deployment; use {', '.join(Deployment.model_fields)}"
-    message = item["msg"]
-    return f"{field} is {item['input']!r}; {message[0].lower()}{message[1:]}"
+    return f"{field} is {item['input']!r}; {reason(item)}"

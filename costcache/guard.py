@@ -140,7 +140,7 @@ class HookGuard:
         return 0
 
     def adjusted(self, state: PoolState, requested: int) -> int:
-        """Units to evict for ``requested``, in whole pages: the plugin's count, or the request if that is wrong."""
+        """Units to evict, in whole pages: the plugin's count, or ``requested`` if that is wrong."""
         requested = state.in_pages(requested)
         if self._adjust is None:
             return requested

@@ -1,4 +1,4 @@
-"""Sizes as people write them: ``5%``, ``14054pages``, ``7195648tok``, ``50GB``, ``unlimited``."""
+"""Parses sizes: ``5%``, ``14054pages``, ``7195648tok``, ``50GB``, ``unlimited``."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _UNITS = {unit.lower(): unit for unit in BYTES} | {
 }
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z%]+)", re.IGNORECASE | re.ASCII)
 _MOST = 2**63
-"""Beyond any pool; keeps every product of sizes in range."""
+"""More than any pool; keeps every product of sizes in range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A pool size, before it is known what a token costs.
+    """A pool size, before the cost of a token is known.
 
     Attributes:
-        text: As it was written.
-        amount: The number, exactly as written, so that 29 % of 100 pages is 29; None when unlimited.
+        text: The size as written.
+        amount: The number, exact, so that 29 % of 100 pages is 29; None when unlimited.
         unit: ``%`` (of the trace's distinct whole pages), ``pages``, ``tok`` or a unit of bytes.
     """
 
@@ -43,7 +43,7 @@ class Capacity:
     unit: str = ""
 
     def tokens(self, *, distinct_pages: int, page_size: int, token_bytes: int) -> int | None:
-        """The size in tokens, whole pages; None when unlimited.
+        """Return the size in tokens, in whole pages; None when unlimited.
 
         Args:
             distinct_pages: Distinct whole pages of the trace at this page size.
@@ -51,7 +51,7 @@ class Capacity:
             token_bytes: Bytes per cached token, on one rank.
 
         Raises:
-            SettingsError: It is under one page.
+            SettingsError: If it is under one page, or in bytes and a token takes none.
         """
         if self.amount is None:
             return None
@@ -65,7 +65,7 @@ class Capacity:
             pages = int(self.amount * BYTES[self.unit]) // token_bytes // page_size
         else:
             raise SettingsError(
-                f"capacity {self.text!r} is in bytes, but a token of this model holds none: "
+                f"capacity {self.text!r} is in bytes, but a token of this model takes none: "
                 "give it in tokens or pages"
             )
         if pages < 1:
@@ -78,10 +78,10 @@ class Capacity:
 
 
 def parse_capacity(text: str) -> Capacity:
-    """Read one pool size. ``80GiB-16GiB`` is a GPU's memory less what its weights, and all else, take.
+    """Parse a pool size. ``80GiB-16GiB`` is a GPU's memory minus its weights and all else.
 
     Raises:
-        SettingsError: It is none.
+        SettingsError: If the text is not a valid size.
     """
     text = text.strip()
     if text.lower() == "unlimited":
@@ -90,7 +90,7 @@ def parse_capacity(text: str) -> Capacity:
     if minus and memory:
         left = parse_bytes(memory, "capacity") - parse_bytes(weights, "capacity")
         if left <= 0:
-            raise SettingsError(f"capacity {_short(text)} leaves nothing: the weights take all of the memory")
+            raise SettingsError(f"capacity {_short(text)} leaves nothing: the weights take all the memory")
         return Capacity(text, Fraction(left), "B")
     amount, unit = _read(text, "capacity")
     if amount <= 0 or unit not in _UNITS.values():
@@ -102,14 +102,14 @@ def parse_capacity(text: str) -> Capacity:
 
 
 def parse_bytes(text: str, what: str) -> int:
-    """Read a size in bytes, such as ``80GiB``.
+    """Parse a size in bytes, such as ``80GiB``.
 
     Args:
         text: The size.
         what: Name of the option, for the error.
 
     Raises:
-        SettingsError: It is none.
+        SettingsError: If the text is not a valid size in bytes.
     """
     amount, unit = _read(text.strip(), what)
     if unit not in BYTES:
@@ -118,12 +118,12 @@ def parse_bytes(text: str, what: str) -> int:
 
 
 def _read(text: str, what: str) -> tuple[Fraction, str]:
-    """The number and the unit, which is empty where the text is no size."""
+    """Return the number and the unit, which is empty if the text is not a size."""
     match = _NUMBER.fullmatch(text)
     unit = _UNITS.get(match[2].lower(), "") if match else ""
     if match is None or not unit:
         return Fraction(0), ""
-    # A number of very many digits is refused before it is converted.
+    # A number with too many digits is refused before it is converted.
     amount = Fraction(match[1]) if len(match[1]) <= 40 else None
     if amount is None or amount * BYTES.get(unit, 1) >= _MOST:
         raise SettingsError(f"{what} {_short(text)} is larger than any memory: give less than 2**63")

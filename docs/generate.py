@@ -1,7 +1,7 @@
 """Writes the reference pages from the code: ``python docs/generate.py``, or ``--check`` to compare only.
 
-Docstrings, pydantic models, the policy registry, click's help and the presets are the source. The
-pages hold what this repository ships: plugins that are installed beside it do not appear.
+The sources are docstrings, pydantic models, the policy registry, click's help and the presets. The pages
+cover what this repository ships: other installed plugins do not appear.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ CONSTANTS = {
     "__version__": "Version of the package, a string.",
     "hookimpl": "Marks a function of a plugin as an implementation of the hook of its name: `@hookimpl`.",
 }
-# What public calls take and give back, beside the names of `costcache` itself; and what replays and orders
-# of states are written with.
+# Public names outside `costcache` itself: argument and return types, and what replays and state orders use.
 RELATED = {
     "costcache.radix": (
         "Match",
@@ -123,7 +122,7 @@ STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 
 
 def annotation(value: Any) -> str:
-    """An annotation as it stands in the source."""
+    """An annotation as written in the source."""
     if isinstance(value, type):
         return value.__name__
     text = str(getattr(value, "__forward_arg__", value))
@@ -200,7 +199,7 @@ def initial(model: type[BaseModel], field: str) -> str:
 
 
 def compact(value: Any) -> str:
-    """A value in one line; fields of a nested object that are not set are left out."""
+    """A value in one line, without the unset fields of a nested object."""
     if isinstance(value, BaseModel):
         own_fields = ((name, getattr(value, name)) for name in type(value).model_fields)
         inner = (f"{name}={compact(v)}" for name, v in own_fields if v is not None)
@@ -226,7 +225,7 @@ def fields(model: type[BaseModel]) -> Iterator[str]:
 
 
 def introduction(model: type[BaseModel]) -> str:
-    """What a model's docstring says in front of its sections."""
+    """A model's docstring up to its first section."""
     return prose(sections(inspect.cleandoc(model.__doc__ or ""))[""])
 
 
@@ -257,8 +256,8 @@ def settings_page(plugins: PluginManager) -> Iterator[str]:
     """Every settings model."""
     yield from ("# Settings", "")
     yield "All settings are checked: an unknown field or a value out of bounds is an error that names the"
-    yield "field. One JSON object holds them all, the framework's own fields at the top, the plugin's under"
-    yield from ("`architecture`, the policy's under `policy_settings`.", "")
+    yield "field. They form one JSON object, with the framework's own fields at the top, the plugin's under"
+    yield from ("`architecture` and the policy's under `policy_settings`.", "")
     yield from ("## Framework", "", introduction(Settings), "", *fields(Settings))
     yield from ("## Architecture plugins", "", "Under `architecture`.", "")
     for name in ("generic", *SHIPPED):
@@ -308,7 +307,7 @@ def policies_page(plugins: PluginManager) -> Iterator[str]:
 
 
 def policy(name: str, spec: PolicySpec, plugins: PluginManager) -> Iterator[str]:
-    """One policy: its order's docstring, its settings, and which models it serves."""
+    """One policy: its order's docstring, its settings, and the presets it serves."""
     presets = [ModelSpec.preset(preset) for preset in ModelSpec.presets()]
     served = [model for model in presets if plugins.refusal(name, model) is None]
     cost = plugins.match(served[0]).cost(Deployment())
@@ -337,7 +336,11 @@ def command_page(_: PluginManager) -> Iterator[str]:
     yield from (f"| [`costcache {name}`](#costcache-{name}) | {text} |" for name, text in COMMANDS.items())
     # As the program makes it: a command keeps the help option that its first context gave it.
     top = click.Context(cli, info_name="costcache", **cli.context_settings)
-    yield from ("", "An error that a user can mend ends with exit status 1, a wrong option with 2.", "")
+    yield from (
+        "",
+        "Exit status: 1 for an error in the input or a refused value, 2 for a malformed command line.",
+        "",
+    )
     for name in COMMANDS:
         command = cli.get_command(top, name)
         if command is None:
@@ -361,13 +364,13 @@ def described_command(command: click.Command, context: click.Context, name: str)
 
 
 def presets_page(plugins: PluginManager) -> Iterator[str]:
-    """Every preset with what its tokens hold."""
+    """Every preset with the bytes that its tokens take."""
     yield from ("# Presets", "")
-    yield "Models that are known by name: `--model NAME`, `ModelSpec.preset(NAME)`. Any other model is read"
+    yield "Models known by name: `--model NAME`, `ModelSpec.preset(NAME)`. Any other model is read"
     yield "from its `config.json`. Bytes are per token (or per state) of the whole model, tp 1; a token at"
     yield "depth L* costs as much in attention as in all else: see"
     yield from ("[models](../explanation/models.md).", "")
-    columns = "Preset, Plugin, Layers that keep something, Active params, KV B/token bf16, fp8_e4m3, "
+    columns = "Preset, Plugin, Cached layers, Active params, KV B/token bf16, fp8_e4m3, "
     yield f"| {' | '.join((columns + 'State B, Ratio, L* tokens').split(', '))} |"
     yield "|---|---|---|--:|--:|--:|--:|--:|--:|"
     for name in ModelSpec.presets():
@@ -385,16 +388,16 @@ def presets_page(plugins: PluginManager) -> Iterator[str]:
             f"{cost.token.kv_bytes:,} | {narrow.token.kv_bytes:,} | {state} | "
             f"{cost.token.compression_ratio:.1f} | {cost.crossover_tokens:,.0f} |"
         )
-    yield from ("", "## Other names", "", "Of exactly the same dimensions:", "")
+    yield from ("", "## Other names", "", "Models with exactly the same dimensions:", "")
     yield from (f"- `{alias}` is `{name}`" for alias, name in sorted(ALIASES.items()))
-    yield from ("", "Upper case and an owner in front do not matter: `deepseek-ai/DeepSeek-V3` is found.", "")
+    yield from ("", "Case and a leading owner do not matter: `deepseek-ai/DeepSeek-V3` is found.", "")
 
 
 def api_page(_: PluginManager) -> Iterator[str]:
     """Every public name."""
     yield from ("# Python names", "")
-    yield "Everything in `costcache.__all__` is public, and so is what its calls take and give back, and what"
-    yield "replays are written with (`costcache.sim`). Lengths are in tokens and sizes in bytes unless said."
+    yield "Everything in `costcache.__all__` is public, and so are the types that its calls take and return,"
+    yield "and what replays use (`costcache.sim`). Lengths are in tokens and sizes in bytes unless stated."
     yield ""
     yield from ("## costcache", "")
     for name in costcache.__all__:
@@ -482,7 +485,7 @@ def pages() -> dict[str, str]:
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Write nothing; exit with 1 where a page is out of date.")
+@click.option("--check", is_flag=True, help="Write nothing; exit with status 1 if a page is out of date.")
 def main(check: bool) -> None:
     """Write the generated reference pages."""
     stale = [

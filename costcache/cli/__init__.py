@@ -1,4 +1,4 @@
-"""The command line: ``costcache COMMAND``. Commands are imported when they are used."""
+"""The command line: ``costcache COMMAND``. Each command is imported when it is used."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from costcache.errors import CostcacheError
 __all__ = ["cli", "main"]
 
 COMMANDS = {
-    "explain": "Show what a policy kept and dropped in a replay, class by class.",
-    "models": "List the preset models and what a cached token of each costs.",
-    "plan": "Say how many tokens a memory budget can cache.",
-    "plugins": "List plugins and policies, and what failed to load.",
-    "simulate": "Replay a trace under many policies and capacities.",
-    "trace": "Look at trace files, and convert them.",
+    "explain": "Show which classes of nodes a policy kept and evicted in a replay.",
+    "models": "List the preset models and the bytes a cached token of each takes.",
+    "plan": "Show how many tokens a memory budget can cache.",
+    "plugins": "List plugins and policies, and plugins that failed to load.",
+    "simulate": "Replay a trace under several policies and pool sizes.",
+    "trace": "Inspect and convert trace files.",
     "workload": "Generate a workload and write it as a trace.",
 }
-"""Each command lives in the module of its name."""
+"""Summary of each command, which is defined in the module of its name."""
 
 
 class _Commands(click.Group):
-    """A group that imports a command's module only when it is asked for."""
+    """Imports a command's module only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 # click's signature
         return sorted(COMMANDS)
@@ -46,8 +46,8 @@ class _Commands(click.Group):
         except CostcacheError as error:
             raise click.ClickException(str(error)) from error
         except BrokenPipeError:
-            raise  # click ends quietly: `costcache ... | head` is no error
-        except OSError as error:  # a full disk behind standard output, say
+            raise  # click exits quietly: `costcache ... | head` is no error
+        except OSError as error:  # such as a full disk behind standard output
             raise click.ClickException(str(error)) from error
 
 
@@ -58,5 +58,5 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command line: the entry point of the console script."""
     cli(prog_name="costcache")

@@ -7,168 +7,125 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import Field
 
-from costcache.cli.options import (
-    console,
-    deployment_of,
-    deployment_options,
-    echo_json,
-    json_option,
-    model_option,
-    new_table,
-    say,
-    show,
-)
+from costcache.cli.from_models import Options, model_options
+from costcache.cli.options import json_option, model_option
+from costcache.cli.output import console, duration, echo_json, new_table, say, show
 from costcache.cli.progress import Task, progress_display
-from costcache.cli.reading import read, trace_options
 from costcache.cli.replaying import (
     CAPACITIES,
-    eviction_options,
-    eviction_settings,
-    own_settings,
-    page_size_option,
-    states_option,
+    pool_tokens,
+    replay_options,
+    with_own_settings,
 )
+from costcache.cli.tables import print_heading, trace_facts
 from costcache.hookspecs import PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from costcache.cli.reading import TraceOptions
+    from costcache.cli.replaying import ReplayOptions
+    from costcache.deployment import Deployment
+    from costcache.settings import Settings
     from costcache.sim.explain import ClassReport, Explanation
 
-__all__ = ["explain"]
+__all__ = ["ExplainOptions", "explain"]
+
+
+class ExplainOptions(Options):
+    """Options of this command alone."""
+
+    policy: str = Field(PROJECT, description="The policy; it must be one that sorts nodes into classes.")
+    capacity: str = Field("5%", description="Pool size.")
+    top: int = Field(15, ge=1, description="Classes in the table.")
+    plot: Path | None = Field(
+        None, description="Plot the reuse intervals of the main classes to FILE (.png, .svg, .pdf)."
+    )
+    tables: Path | None = Field(
+        None,
+        description="Write what the policy learned to FILE; its setting 'tables' starts from such a file.",
+    )
 
 
 @click.command(epilog=CAPACITIES)
 @click.argument("trace_path", metavar="TRACE")
 @model_option
-@click.option(
-    "--policy",
-    default="costcache",
-    show_default=True,
-    metavar="NAME",
-    help="The policy; one that tells classes of nodes apart.",
+@model_options(
+    ExplainOptions,
+    "options",
+    policy={"metavar": "NAME"},
+    capacity={"metavar": "SIZE"},
+    plot={"metavar": "FILE"},
+    tables={"flag": "--save-tables", "metavar": "FILE"},
 )
-@click.option("--capacity", default="5%", show_default=True, metavar="SIZE", help="The pool's size.")
-@page_size_option
-@trace_options
-@eviction_options
-@states_option
-@click.option(
-    "--top", type=click.IntRange(min=1), default=15, show_default=True, help="Classes in the table."
-)
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Draw how long the main classes wait for their next use to FILE (.png, .svg, .pdf).",
-)
-@click.option(
-    "--save-tables",
-    "tables",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write what the policy learned to FILE, for its setting 'tables' to start from.",
-)
-@deployment_options
+@replay_options
 @json_option
 def explain(
     trace_path: str,
     model_name: str,
-    policy: str,
-    capacity: str,
-    page_size: int | None,
-    block_size: int | None,
-    arrivals: str | None,
-    seed: int,
-    gaps: str,
-    retime: str | None,
-    tokenizer: str | None,
-    headroom: float,
-    trim: str,
-    assignments: tuple[str, ...],
-    state_share: float | None,
-    top: int,
-    plot: Path | None,
-    tables: Path | None,
+    options: ExplainOptions,
+    replay: ReplayOptions,
+    settings: Settings,
+    reading: TraceOptions,
+    deployment: Deployment,
     as_json: bool,
-    **deployment: Any,
 ) -> None:
-    """Replay TRACE and show which classes of nodes the policy kept and dropped.
+    """Replay TRACE and show which classes of nodes the policy kept and evicted.
 
-    The replay is that of 'costcache simulate' with the same options, one request at a time. Of each class:
-    how much of it was seen, and reused; what hits it served; what was evicted of it, and regretted, since a
-    later request asked for it; how long that had waited; and what it is worth at the end.
+    The replay is that of 'costcache simulate' with the same options, one request at a time. Per class, the
+    table shows tokens seen and the share of them reused; tokens hit; tokens evicted, and those regretted,
+    which a later request asked for; their median age at eviction; and what the class is worth at the end.
     """
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
-    from costcache.report.files import check_distinct, check_folder
+    from costcache.report.files import check_distinct, check_folder, write_whole
     from costcache.sim.engine import Simulator
     from costcache.sim.explain import explain as account_for
     from costcache.sim.explain import explainable
     from costcache.sim.results import TIMING
     from costcache.sizes import parse_capacity
 
+    plot, tables = options.plot, options.tables
     if plot is not None:
         from costcache.report.picture import check_picture
 
         check_picture(plot)
     if tables is not None:
         check_folder("--save-tables", tables)
-    check_distinct([trace_path, retime], {"--plot": plot, "--save-tables": tables})
-    size = parse_capacity(capacity)
+    check_distinct([trace_path, reading.retime], {"--plot": plot, "--save-tables": tables})
+    size = parse_capacity(options.capacity)
     model = ModelSpec.resolve(model_name)
     plugins = get_plugins()
-    own = own_settings(assignments, [policy], plugins.policy_name(PROJECT, plugins.match(model)))
-    settings = eviction_settings(policy, own, headroom, trim)
-    explainable(
-        settings, model, plugins, tables=tables is not None
-    )  # before the trace is read, which may take long
-    how = {
-        "block_size": block_size,
-        "arrivals": arrivals,
-        "seed": seed,
-        "gaps": gaps,
-        "retime": retime,
-        "tokenizer": tokenizer,
-    }
-    trace = read(trace_path, how)[0].in_time_order()
-    served = deployment_of(page_size=page_size or trace.block_size, **deployment)
-    simulator = Simulator(trace, model, served, plugins=plugins, state_share=state_share)
-    token = simulator.cost.token
+    own = replay.own_settings([options.policy], plugins.policy_name(PROJECT, plugins.match(model)))
+    chosen = with_own_settings(settings, options.policy, own)
+    # Before the trace is read, which may take long.
+    explainable(chosen, model, plugins, tables=tables is not None)
+    trace = reading.read(trace_path)[0].in_time_order()
+    served = replay.paged(deployment, trace)
+    simulator = Simulator(trace, model, served, plugins=plugins, state_share=replay.state_share)
     distinct = trace.distinct_pages(served.page_size)
-    tokens = size.tokens(
-        distinct_pages=distinct,
-        page_size=served.page_size,
-        token_bytes=token.kv_bytes + token.swa_bytes,
-    )
+    tokens = pool_tokens(size, simulator, distinct)
     with progress_display() as bar:
-        task = Task(bar, f"{policy} at {size.text}", len(trace))
-        found = account_for(simulator, settings, tokens, progress=task.by)
+        task = Task(bar, f"{options.policy} at {size.text}", len(trace))
+        found = account_for(simulator, chosen, tokens, progress=task.by)
         task.done()
-    run = simulator.figures(found.outcome, settings, tokens, capacity=size.text)
+    run = simulator.figures(found.outcome, chosen, tokens, capacity=size.text)
     if plot is not None:
         from costcache.report.curves import write_curves
 
         longest = float(trace.timestamps[-1] - trace.timestamps[0])
         write_curves(found, f"{found.policy} on {trace.name}, pool of {size.text}", longest, plot)
     if tables is not None and found.tables is not None:
-        from costcache.report.files import write_whole
-
         write_whole(tables, found.tables.encode())
     if as_json:
         echo_json(
             {
-                "trace": {
-                    "name": trace.name,
-                    "requests": len(trace),
-                    "input_tokens": int(trace.input_tokens.sum()),
-                    "block_size": trace.block_size,
-                    "distinct_pages": distinct,
-                },
+                "trace": trace_facts(trace) | {"distinct_pages": distinct},
                 "model": model.name,
                 "deployment": served.model_dump(mode="json"),
-                "settings": {"headroom": headroom, "trim": trim, "own": own},
+                "settings": {"headroom": settings.headroom, "trim": settings.trim, "own": own},
                 "run": {name: value for name, value in asdict(run).items() if name not in TIMING},
                 "policy": found.policy,
                 "unit": found.unit,
@@ -184,15 +141,11 @@ def explain(
         )
         return
     out = console()
-    say(
-        out,
-        f"{trace.name}: {len(trace):,} requests, {int(trace.input_tokens.sum()):,} prompt tokens; "
-        f"{model.name}, pages of {served.page_size}",
-    )
+    print_heading(out, simulator)
     pool = "no limit" if tokens is None else f"{size.text}, {tokens:,} tokens"
     say(out, f"{found.policy}, pool of {pool}: {run.token_hit_rate:.2%} of the tokens hit")
     say(out)
-    _print_classes(found, top)
+    _print_classes(found, options.top)
     _print_verdicts(found)
     for kind, path in (("plot", plot), ("tables", tables)):
         if path is not None:
@@ -233,14 +186,14 @@ def _print_classes(found: Explanation, top: int) -> None:
             f"{reused / seen:.1%}" if seen else "-",
             *(_short(_sum(accounts, field)) for field in ("hit_tokens", "evicted", "returned")),
             *([_short(_sum(accounts, "evicted_tokens"))] if states else []),
-            "-" if only is None or only.eviction_age is None else _wait(only.eviction_age),
+            "-" if only is None or only.eviction_age is None else duration(only.eviction_age),
             "-" if only is None or only.worth is None else f"{3600 * only.worth:.3g}",
         )
     show(out, table)
     say(out)
     evicted, returned = _sum(found.classes, "evicted"), _sum(found.classes, "returned")
     share = f" ({returned / evicted:.1%})" if evicted else ""
-    say(out, f"{evicted:,} {found.unit} evicted, of which {returned:,}{share} were asked for again")
+    say(out, f"{evicted:,} {found.unit} evicted, of which {returned:,}{share} were requested again")
 
 
 def _print_verdicts(found: Explanation) -> None:
@@ -250,17 +203,17 @@ def _print_verdicts(found: Explanation) -> None:
         return
     say(
         out,
-        f"against LRU: {found.gained:,} tokens found that LRU would not have found, "
-        f"{found.lost:,} the reverse",
+        f"against LRU: {found.gained:,} tokens hit that LRU would have missed, "
+        f"{found.lost:,} missed that LRU would have hit",
     )
     if not found.step_ins:
         say(out, "LRU never stepped in")
-    for fall in found.step_ins:
-        back = "to the end" if fall.back is None else f"to {fall.back:,}"
+    for step_in in found.step_ins:
+        back = "to the end" if step_in.back is None else f"to {step_in.back:,}"
         say(
             out,
-            f"LRU stepped in from request {fall.request:,} {back}, {fall.delay:,} requests after the lead "
-            "over it was greatest",
+            f"LRU stepped in from request {step_in.request:,} {back}, "
+            f"{step_in.delay:,} requests after the lead over it peaked",
         )
 
 
@@ -272,10 +225,3 @@ def _short(amount: int) -> str:
     if amount < 10_000:
         return f"{amount:,}"
     return f"{amount / 1e3:,.0f}k" if amount < 10_000_000 else f"{amount / 1e6:,.1f}M"
-
-
-def _wait(seconds: float) -> str:
-    for limit, size, unit in ((120.0, 1.0, "s"), (7200.0, 60.0, "min")):
-        if seconds < limit:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 3600:.1f} h"

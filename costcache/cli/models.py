@@ -6,30 +6,22 @@ from typing import Any
 
 import click
 
-from costcache.cli.options import (
-    console,
-    deployment_of,
-    deployment_options,
-    echo_json,
-    json_option,
-    new_table,
-    say,
-    show,
-)
+from costcache.cli.options import deployment_options, json_option
+from costcache.cli.output import console, echo_json, new_table, say, show
+from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 
 __all__ = ["models"]
 
 
 @click.command()
-@deployment_options
+@deployment_options()
 @json_option
-def models(as_json: bool, tp: int, dp_attention: int, pp: int, kv_dtype: str) -> None:
-    """List the preset models and what a cached token of each costs, on one rank."""
+def models(deployment: Deployment, as_json: bool) -> None:
+    """List the preset models and the bytes that a cached token of each takes on one rank."""
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
 
-    served = deployment_of(tp=tp, dp_attention=dp_attention, pp=pp, kv_dtype=kv_dtype)
     plugins = get_plugins()
     rows: list[dict[str, Any]] = []
     for name in ModelSpec.presets():
@@ -43,7 +35,7 @@ def models(as_json: bool, tp: int, dp_attention: int, pp: int, kv_dtype: str) ->
             "active_params": spec.active_params,
         }
         try:
-            cost = architecture.cost(served)
+            cost = architecture.cost(deployment)
         except SettingsError as error:
             rows.append({**row, "error": str(error)})
             continue
@@ -58,11 +50,11 @@ def models(as_json: bool, tp: int, dp_attention: int, pp: int, kv_dtype: str) ->
             }
         )
     if as_json:
-        echo_json({"deployment": served.model_dump(mode="json"), "models": rows})
+        echo_json({"deployment": deployment.model_dump(mode="json"), "models": rows})
         return
     out = console()
-    attention = f", attention over {served.attention_tp} of them" if served.attention_dp > 1 else ""
-    say(out, f"{kv_dtype}, tp {tp}{attention}, pp {pp}; bytes on one rank")
+    ranks = f", attention over {deployment.attention_tp} of them" if deployment.attention_dp > 1 else ""
+    say(out, f"{deployment.kv_dtype}, tp {deployment.tp}{ranks}, pp {deployment.pp}; bytes per rank")
     say(out)
     table = new_table(
         "model",
@@ -91,7 +83,7 @@ def models(as_json: bool, tp: int, dp_attention: int, pp: int, kv_dtype: str) ->
     say(out)
     say(
         out,
-        "ratio: decompressed over latent values; L*: where in a context attention costs as much as the rest",
+        "ratio: decompressed over latent values; L*: depth where attention costs a token as much as the rest",
     )
     for row in rows:
         if "error" in row:

@@ -2,136 +2,107 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
+from pydantic import Field
 
-from costcache.cli.options import (
-    console,
-    deployment_of,
-    deployment_options,
-    echo_json,
-    json_option,
-    model_option,
-    say,
-)
+from costcache.cli.from_models import Options, model_options
+from costcache.cli.options import deployment_options, json_option, model_option
+from costcache.cli.output import console, echo_json, say
 from costcache.cli.progress import Task, progress_display
-from costcache.cli.reading import read, trace_options
+from costcache.cli.reading import TraceOptions, trace_options
 from costcache.cli.workload import read_assignment
+from costcache.deployment import Deployment
 from costcache.errors import SettingsError
+from costcache.settings import Settings
 
 if TYPE_CHECKING:
     from costcache.planning import Plan
     from costcache.sim.ratio import RatioFit
 
-__all__ = ["plan"]
+__all__ = ["PlanOptions", "plan"]
+
+
+class PlanOptions(Options):
+    """Options of this command alone."""
+
+    memory: str = Field(description="Accelerator memory of one rank, such as 80GiB.")
+    weights: str = Field(
+        "0B", description="Memory of one rank that is not for the cache: weights, activations, graphs."
+    )
+    assignments: tuple[str, ...] = Field(
+        (),
+        description="A setting of the model's plugin, such as architecture.floor=0.05; repeat for more.",
+    )
+    trace: str | None = Field(
+        None,
+        description="Hybrid models: replay this trace to find the best --mamba-full-memory-ratio for it.",
+    )
+    policy: str = Field("lru", description="With --trace: eviction policy of the server.")
 
 
 @click.command()
 @model_option
-@click.option(
-    "--memory", required=True, metavar="SIZE", help="Accelerator memory of one rank, such as 80GiB."
+@model_options(
+    PlanOptions,
+    "options",
+    memory={"metavar": "SIZE"},
+    weights={"metavar": "SIZE"},
+    assignments={"flag": "--set", "metavar": "architecture.FIELD=VALUE"},
+    trace={"metavar": "FILE"},
+    policy={"metavar": "NAME"},
 )
-@click.option(
-    "--weights",
-    default="0B",
-    show_default=True,
-    metavar="SIZE",
-    help="What of it is not for the cache on one rank: weights, activations, graphs.",
-)
-@click.option(
-    "--page-size", type=click.IntRange(min=1), default=1, show_default=True, help="Tokens per page."
-)
-@click.option(
-    "--headroom", type=float, default=0.0, show_default=True, help="Share of the pool to leave free."
-)
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="architecture.FIELD=VALUE",
-    help="A setting of the model's plugin, such as architecture.floor=0.05; repeat for more.",
-)
-@click.option(
-    "--trace",
-    "trace_path",
-    metavar="FILE",
-    help="Hybrid models: replay this trace, for the --mamba-full-memory-ratio that fits it.",
-)
-@click.option(
-    "--policy",
-    default="lru",
-    show_default=True,
-    metavar="NAME",
-    help="With --trace: the eviction policy of the server.",
-)
+@model_options(Settings, "settings", "headroom")
 @trace_options
-@deployment_options
+@deployment_options("page_size")
 @json_option
 def plan(
     model_name: str,
-    memory: str,
-    weights: str,
-    page_size: int,
-    headroom: float,
-    assignments: tuple[str, ...],
-    trace_path: str | None,
-    policy: str,
-    tokenizer: str | None,
-    retime: str | None,
-    gaps: str,
-    seed: int,
-    arrivals: str | None,
-    block_size: int | None,
+    options: PlanOptions,
+    settings: Settings,
+    reading: TraceOptions,
+    deployment: Deployment,
     as_json: bool,
-    **deployment: Any,
 ) -> None:
-    """Say how many tokens a memory budget can cache, and show the arithmetic.
+    """Show how many tokens a memory budget can cache, with the arithmetic.
 
-    With a trace, also how a hybrid model's memory is best divided between states and KV.
+    With a trace, also find how a hybrid model's memory is best divided between states and KV.
     """
     from costcache.model import ModelSpec
     from costcache.planning import plan as analyse
     from costcache.plugins import get_plugins
-    from costcache.settings import Settings, read_settings
     from costcache.sizes import parse_bytes
 
-    reading = {
-        "tokenizer": tokenizer,
-        "retime": retime,
-        "gaps": gaps,
-        "seed": seed,
-        "arrivals": arrivals,
-        "block_size": block_size,
-    }
-    if trace_path is None:
-        _refuse_without_trace(("policy", *reading))
+    if options.trace is None:
+        _refuse_without_trace("policy", *TraceOptions.model_fields)
     own = {}
-    for text in assignments:
+    for text in options.assignments:
         target, value = read_assignment(text, "--set", "architecture.FIELD=VALUE")
         where, _, field = target.partition(".")
         if where != "architecture" or not field:
             raise SettingsError(f"--set {text!r} is not architecture.FIELD=VALUE")
         own[field] = value
-    model, served = ModelSpec.resolve(model_name), deployment_of(page_size=page_size, **deployment)
+    model = ModelSpec.resolve(model_name)
     result = analyse(
         get_plugins().match(model),
-        served,
-        read_settings(Settings, {"headroom": headroom, "architecture": own}),
-        memory=parse_bytes(memory, "--memory"),
-        weights=parse_bytes(weights, "--weights"),
+        deployment,
+        settings.model_copy(update={"architecture": own}),
+        memory=parse_bytes(options.memory, "--memory"),
+        weights=parse_bytes(options.weights, "--weights"),
     )
     fit = None
-    if trace_path is not None:
+    if options.trace is not None:
         from costcache.sim.ratio import RATIOS, fit_ratio
 
         if not model.has_states:
-            raise SettingsError(f"--trace is for hybrid models, and {model.name!r} keeps no states")
-        trace, _ = read(trace_path, reading)
+            raise SettingsError(f"--trace is for hybrid models, and {model.name!r} has no states")
+        trace, _ = reading.read(options.trace)
         with progress_display() as bar:
             task = Task(bar, "replaying", len(trace) * (len(RATIOS) + 1))
-            fit = fit_ratio(trace, model, served, result.budget, policy=policy, progress=task.by)
+            fit = fit_ratio(trace, model, deployment, result.budget, policy=options.policy, progress=task.by)
     if as_json:
         echo_json(result.as_dict() | ({} if fit is None else {"ratios": fit.as_dict()}))
     else:
@@ -140,26 +111,23 @@ def plan(
             _print_fit(fit)
 
 
-def _refuse_without_trace(names: tuple[str, ...]) -> None:
-    """What is said of a trace must not be passed over where there is none."""
+def _refuse_without_trace(*names: str) -> None:
+    """Refuse options of a replay without one, rather than ignore them."""
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = f"--{name.replace('_', '-')}"
-            raise SettingsError(f"{option} is of a replay: give --trace FILE, or leave it out")
+            raise SettingsError(f"{option} applies to a replay: give --trace FILE, or leave it out")
 
 
 def _print(result: Plan) -> None:
-    out, cost, served = console(), result.cost, result.deployment
+    line, cost, served = functools.partial(say, console()), result.cost, result.deployment
 
-    def line(text: str = "") -> None:
-        say(out, text)
-
-    alone = ", if no state is kept" if result.states is not None else ""
+    alone = ", if no states are cached" if result.states is not None else ""
     line(
         f"{result.model} (plugin {result.plugin}), {served.kv_dtype}, tp {served.tp}, "
         f"attention over {served.attention_tp} rank(s), pp {served.pp}, pages of {served.page_size}; "
-        "all figures of one rank"
+        "all figures per rank"
     )
     line()
     line(f"budget    {result.memory:,} - {result.weights:,} = {result.budget:,} B ({_gib(result.budget)})")
@@ -174,16 +142,16 @@ def _print(result: Plan) -> None:
     if result.decompressed_tokens is not None:
         line(
             f"          {result.budget:,} / {result.decompressed_token_bytes:,} = "
-            f"{result.decompressed_tokens:,} tokens if keys and values were kept decompressed"
+            f"{result.decompressed_tokens:,} tokens if keys and values were cached decompressed"
         )
-        line(f"          compression ratio {cost.compression_ratio:.1f} (values of the whole model)")
+        line(f"          compression ratio {cost.compression_ratio:.1f} (over the whole model)")
     if result.states is not None:
         line(
             f"states    {result.budget:,} / {cost.state_bytes:,} = {result.states:,} states, "
-            "if no token is kept"
+            "if no tokens are cached"
         )
     if result.state_tokens is not None:
-        line(f"          one state holds as much memory as {result.state_tokens:,} tokens")
+        line(f"          one state takes as much memory as {result.state_tokens:,} tokens")
     if not result.free_targets:
         return
     line()
@@ -194,17 +162,17 @@ def _print(result: Plan) -> None:
 
 def _print_fit(fit: RatioFit) -> None:
     out = console()
-    say(out, "")
+    say(out)
     say(
         out,
         f"--mamba-full-memory-ratio: {fit.requests:,} requests replayed under {fit.policy!r}, states at "
         f"multiples of {fit.page_size} tokens",
     )
-    say(out, f"  {'ratio':>9} {'states':>9} {'tokens':>12}  tokens found")
+    say(out, f"  {'ratio':>9} {'states':>9} {'tokens':>12}  tokens hit")
     for run in fit.runs:
         best = "  <- best" if run is fit.best else ""
-        say(out, f"  {run.ratio:>9g} {run.states:>9,} {run.tokens:>12,} {run.token_hit_rate:>13.2%}{best}")
-    say(out, f"  {'one pool':>9} {'':>9} {'':>12} {fit.shared.token_hit_rate:>13.2%}")
+        say(out, f"  {run.ratio:>9g} {run.states:>9,} {run.tokens:>12,} {run.token_hit_rate:>11.2%}{best}")
+    say(out, f"  {'one pool':>9} {'':>9} {'':>12} {fit.shared.token_hit_rate:>11.2%}")
 
 
 def _gib(size: int) -> str:

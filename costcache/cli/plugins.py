@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from costcache.cli.options import console, echo_json, json_option, new_table, say, show
+from costcache.cli.options import json_option
+from costcache.cli.output import console, echo_json, new_table, say, show
 
 __all__ = ["plugins"]
 
@@ -14,9 +15,9 @@ __all__ = ["plugins"]
 @click.command()
 @json_option
 def plugins(as_json: bool) -> None:
-    """List plugins and policies, and what failed to load.
+    """List plugins and policies, and plugins that failed to load.
 
-    Exits with 1 when a plugin failed to load.
+    Exits with status 1 if a plugin failed to load.
     """
     import logging
 
@@ -24,7 +25,7 @@ def plugins(as_json: bool) -> None:
 
     logger = logging.getLogger("costcache")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # failures are shown below, once
+    logger.setLevel(logging.ERROR)  # failures are printed below, once
     try:
         found = get_plugins().describe()
     finally:

@@ -1,4 +1,4 @@
-"""Progress on a terminal, for long work."""
+"""Progress display on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from costcache.cli.options import console
+from costcache.cli.output import console
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -16,7 +16,7 @@ __all__ = ["Task", "progress_display"]
 
 @contextlib.contextmanager
 def progress_display() -> Iterator[Progress | None]:
-    """A progress display on a terminal, nothing elsewhere."""
+    """Show a progress display while on a terminal; yields None elsewhere."""
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield None
@@ -34,7 +34,7 @@ def progress_display() -> Iterator[Progress | None]:
 
 
 class Task:
-    """One line of the progress display, or nothing."""
+    """One line of the progress display; does nothing without one."""
 
     def __init__(self, bar: Progress | None, text: str, total: float | None = None) -> None:
         self._bar = bar
@@ -42,19 +42,19 @@ class Task:
         self._id = None if bar is None else bar.add_task(text, total=total)
 
     def by(self, amount: int, text: str | None = None) -> None:
-        """Advance, and say what is under way."""
+        """Advance by ``amount``, and show ``text`` for the current step."""
         if self._bar is not None and self._id is not None:
             self._bar.update(self._id, advance=amount, description=text)
             if text not in (None, self._text):
                 self._text = text
-                self._bar.refresh()  # a short one would come and go between two refreshes
+                self._bar.refresh()  # a short step would start and end between two refreshes
 
     def to(self, done: int, total: int | None) -> None:
-        """Set what is done, and the total."""
+        """Set the amount done and the total."""
         if self._bar is not None and self._id is not None:
             self._bar.update(self._id, completed=done, total=total)
 
     def done(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._bar is not None and self._id is not None:
             self._bar.remove_task(self._id)

@@ -1,78 +1,73 @@
-"""Options that say how a trace file is read, shared by the commands that read one."""
+"""Options for reading a trace file, shared by the commands that read one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Literal
 
-import click
+from pydantic import Field
 
+from costcache.cli.from_models import Options, model_options
 from costcache.cli.progress import Task, progress_display
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
 
-__all__ = ["read", "trace_options"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["TraceOptions", "trace_options"]
 
 
-def trace_options(command: F) -> F:
-    """Add the options that say how a trace is read: those of :func:`costcache.sim.traces.load_trace`."""
-    for option in (
-        click.option(
-            "--tokenizer",
-            metavar="PATH",
-            help="For a trace of text: a tokenizer.json or its folder, or the rough 'words' or 'bytes'.",
-        ),
-        click.option(
-            "--retime",
-            metavar="FILE",
-            help="Give the requests, in their order, the arrival times of an Azure 2023 CSV file.",
-        ),
-        click.option(
-            "--gaps",
-            type=click.Choice(["answers", "recorded"]),
-            default="answers",
-            show_default=True,
-            help="With arrivals, how a session goes on: when the recorded answer and the think time are "
-            "over, or as its own clock says.",
-        ),
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of --arrivals."),
-        click.option(
-            "--arrivals",
-            metavar="PROCESS",
-            help="How sessions start: uniform:6h, poisson:RATE or even:RATE (a second), or together.  "
-            "[default: the trace's own clock, else uniform:6h]",
-        ),
-        click.option(
-            "--block-size",
-            type=click.IntRange(min=1),
-            help="Tokens per block id, where the trace does not say.",
-        ),
-    ):
-        command = option(command)
-    return command
+class TraceOptions(Options):
+    """Options of :func:`costcache.sim.traces.load_trace`."""
+
+    block_size: int | None = Field(
+        None, ge=1, description="Tokens per block id, for traces that do not state it."
+    )
+    arrivals: str | None = Field(
+        None,
+        description="When sessions start: uniform:6h, poisson:RATE or even:RATE (per second), or together.  "
+        "[default: the trace's own clock, else uniform:6h]",
+    )
+    seed: int = Field(0, description="Seed of --arrivals.")
+    gaps: Literal["answers", "recorded"] = Field(
+        "answers",
+        description="With --arrivals, when a session sends its next request: after the recorded answer and "
+        "think time, or at the times of its own clock.",
+    )
+    retime: str | None = Field(
+        None, description="Replace the requests' times, in order, by the arrivals of an Azure 2023 CSV file."
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="For traces of text: a tokenizer.json or its folder, or 'words' or 'bytes', which "
+        "approximate one.",
+    )
+
+    def read(self, path: str) -> tuple[Trace, str]:
+        """Read a trace with a progress bar; return it and the name of its format.
+
+        Raises:
+            TraceError: If it cannot be read.
+        """
+        from costcache.sim.traces.reading import Reading, read_trace
+
+        with progress_display() as bar:
+            task = Task(bar, f"reading {path}")
+            trace, found = read_trace(
+                path,
+                Reading(self.block_size, self.tokenizer),
+                arrivals=self.arrivals,
+                seed=self.seed,
+                gaps=self.gaps,
+                retime=self.retime,
+                progress=task.to,
+            )
+            task.done()
+        return trace, found.name
 
 
-def read(path: str, options: dict[str, Any]) -> tuple[Trace, str]:
-    """Read a trace with a progress bar, as :func:`trace_options` say; gives it and its format's name.
-
-    Raises:
-        TraceError: It cannot be read.
-    """
-    from costcache.sim.traces.reading import Reading, read_trace
-
-    with progress_display() as bar:
-        task = Task(bar, f"reading {path}")
-        trace, found = read_trace(
-            path,
-            Reading(options["block_size"], options["tokenizer"]),
-            arrivals=options["arrivals"],
-            seed=options["seed"],
-            gaps=options["gaps"],
-            retime=options["retime"],
-            progress=task.to,
-        )
-        task.done()
-    return trace, found.name
+trace_options = model_options(
+    TraceOptions,
+    "reading",
+    arrivals={"metavar": "PROCESS"},
+    retime={"metavar": "FILE"},
+    tokenizer={"metavar": "PATH"},
+)

@@ -7,293 +7,204 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import Field
 
-from costcache.cli.options import (
-    console,
-    deployment_of,
-    deployment_options,
-    echo_json,
-    json_option,
-    model_option,
-    say,
-    split_commas,
-)
+from costcache.cli.from_models import Options, model_options
+from costcache.cli.options import json_option, model_option, split_commas
+from costcache.cli.output import console, echo_json, say
 from costcache.cli.progress import Task, progress_display
-from costcache.cli.reading import read, trace_options
 from costcache.cli.replaying import (
     CAPACITIES,
-    eviction_options,
-    eviction_settings,
-    own_settings,
-    page_size_option,
-    states_option,
+    pool_tokens,
+    replay_options,
+    with_own_settings,
 )
-from costcache.cli.tables import print_details, print_runs
+from costcache.cli.tables import print_details, print_runs, trace_facts
 from costcache.hookspecs import PROJECT
+from costcache.sim.settings import ServingSettings
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from costcache.cli.reading import TraceOptions
+    from costcache.cli.replaying import ReplayOptions
+    from costcache.deployment import Deployment
+    from costcache.settings import Settings
     from costcache.sim.engine import Simulator
     from costcache.sim.results import Outcome, Run
     from costcache.sim.sweep import Cell
 
-__all__ = ["simulate"]
+__all__ = ["SimulateOptions", "simulate"]
 
-OUTPUT = click.Path(path_type=Path)
+
+class SimulateOptions(Options):
+    """Options of this command alone."""
+
+    policies: tuple[str, ...] = Field(
+        (PROJECT,),
+        description="Policies to replay (see 'costcache plugins'); also 'optimum', which knows the future, "
+        "and 'infinite', an unlimited pool.",
+    )
+    capacities: tuple[str, ...] = Field(
+        ("5%,10%,20%",), description="Pool sizes to replay; bytes are those of keys and values on one rank."
+    )
+    round_up: bool = Field(
+        False,
+        description="Count and cache the partial last block of each prompt as a whole one, as some "
+        "simulators do: hit rates are then of blocks.",
+    )
+    warmup: int = Field(0, description="Requests at the start that rates and times leave out.")
+    prefill: str = Field("auto", description="Model of prefill times: auto, roofline, or a measured model.")
+    always_free: bool = Field(False, description="Restore the free target after every request.")
+    tree: bool = Field(
+        False, description="Replay the radix tree even where a pass over pages gives the same."
+    )
+    jobs: int = Field(1, ge=1, description="Processes.")
+    ray: bool = Field(
+        False,
+        description="Spread replays over a Ray cluster ($RAY_ADDRESS, else this machine); needs the extra "
+        "'ray'.",
+    )
+    report: Path | None = Field(None, description="Write a report, one HTML page, to FILE.")
+    plot: Path | None = Field(None, description="Plot the hit rates to FILE (.png, .svg, .pdf).")
+    details: bool = Field(
+        False,
+        description="Also print all TTFT percentiles, bytes, shortfalls and the wall time per eviction. With "
+        "--json, add wall times; without them, reruns print the same bytes.",
+    )
+    serving: bool = Field(
+        False,
+        description="Replay on a server with a queue, locks and reserved slots, not one request at a time.",
+    )
 
 
 @click.command(epilog=CAPACITIES)
 @click.argument("trace_path", metavar="TRACE")
 @model_option
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    default=("costcache",),
-    show_default=True,
-    metavar="NAME[,NAME...]",
-    help="Policies to replay (see 'costcache plugins'); also optimum, which knows the future, and infinite, "
-    "a pool without limit.",
+@model_options(
+    SimulateOptions,
+    "options",
+    policies={"flag": "--policy", "metavar": "NAME[,NAME...]"},
+    capacities={"flag": "--capacity", "metavar": "SIZE[,SIZE...]"},
+    report={"metavar": "FILE"},
+    plot={"metavar": "FILE"},
 )
-@click.option(
-    "--capacity",
-    "capacities",
-    multiple=True,
-    default=("5%,10%,20%",),
-    show_default=True,
-    metavar="SIZE[,SIZE...]",
-    help="Pool sizes to replay; bytes are those of keys and values on one rank.",
+@model_options(
+    ServingSettings,
+    "server",
+    *("concurrency", "decode_seconds", "rate", "load", "service", "outputs"),
+    prefix="With --serving, ",
 )
-@page_size_option
-@trace_options
-@eviction_options
-@click.option(
-    "--serving", is_flag=True, help="A server with a queue, locks and held slots, not one request at a time."
-)
-@click.option(
-    "--concurrency", type=int, default=64, show_default=True, help="With --serving: running at once."
-)
-@click.option(
-    "--decode-seconds", type=float, default=0.025, show_default=True, help="With --serving: per output token."
-)
-@click.option("--rate", type=float, default=1.0, show_default=True, help="With --serving: speed of arrivals.")
-@click.option(
-    "--load",
-    type=click.Choice(["auto", "open", "sessions", "clients"]),
-    default="auto",
-    show_default=True,
-    help="With --serving, what brings requests: the trace's clock; or session starts, answers and think "
-    "times; or --concurrency clients, one session after the other.  auto: sessions where the trace has think "
-    "times, else open.",
-)
-@click.option(
-    "--service",
-    type=click.Choice(["modelled", "recorded"]),
-    default="modelled",
-    show_default=True,
-    help="With --serving, how long a request runs: by its tokens, or as the trace recorded it.",
-)
-@click.option(
-    "--outputs/--no-outputs",
-    default=True,
-    show_default=True,
-    help="With --serving: cache generated tokens, where the trace names them.",
-)
-@click.option("--always-free", is_flag=True, help="Restore the free target after every request.")
-@click.option(
-    "--round-up",
-    is_flag=True,
-    help="Count the partial last block of each prompt as a whole one, and cache it, as some simulators do: "
-    "hit rates are then of blocks.",
-)
-@states_option
-@click.option("--warmup", type=int, default=0, show_default=True, help="Requests that rates leave out.")
-@click.option(
-    "--prefill",
-    default="auto",
-    show_default=True,
-    help="Prefill times: auto, roofline, or a measured model.",
-)
-@click.option("--tree", is_flag=True, help="Replay the tree also where a pass by pages gives the same.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
-@click.option(
-    "--ray",
-    is_flag=True,
-    help="Spread replays over a Ray cluster ($RAY_ADDRESS, else this machine); needs the extra 'ray'.",
-)
-@click.option("--report", type=OUTPUT, metavar="FILE", help="Write a report, one HTML page, to FILE.")
-@click.option("--plot", type=OUTPUT, metavar="FILE", help="Draw the hit rates to FILE (.png, .svg, .pdf).")
-@click.option(
-    "--details",
-    is_flag=True,
-    help="Also print all times to first token, bytes, shortfalls and the wall time of decisions. With "
-    "--json, add wall times; without them reruns give the same bytes.",
-)
-@deployment_options
+@replay_options
 @json_option
 def simulate(
     trace_path: str,
     model_name: str,
-    policies: tuple[str, ...],
-    capacities: tuple[str, ...],
-    page_size: int | None,
-    block_size: int | None,
-    arrivals: str | None,
-    seed: int,
-    gaps: str,
-    retime: str | None,
-    tokenizer: str | None,
-    headroom: float,
-    trim: str,
-    assignments: tuple[str, ...],
-    serving: bool,
-    concurrency: int,
-    decode_seconds: float,
-    rate: float,
-    load: str,
-    service: str,
-    outputs: bool,
-    always_free: bool,
-    round_up: bool,
-    state_share: float | None,
-    warmup: int,
-    prefill: str,
-    tree: bool,
-    jobs: int,
-    ray: bool,
-    report: Path | None,
-    plot: Path | None,
-    details: bool,
+    options: SimulateOptions,
+    server: ServingSettings,
+    replay: ReplayOptions,
+    settings: Settings,
+    reading: TraceOptions,
+    deployment: Deployment,
     as_json: bool,
-    **deployment: Any,
 ) -> None:
-    """Replay TRACE under many policies and capacities.
+    """Replay TRACE under several policies and pool sizes.
 
-    TRACE is a file of any format that 'costcache trace info' knows, or - for standard input. Prompts are
-    cached, in whole pages; requests come one at a time, unless --serving is given.
+    TRACE is a file of any format that 'costcache trace info' reads, or - for standard input. Prompts are
+    cached in whole pages. Requests run one at a time unless --serving is given.
     """
     from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
     from costcache.report.files import check_distinct, check_outputs
-    from costcache.settings import read_settings
     from costcache.sim.engine import OFFLINE, Simulator
-    from costcache.sim.serving import ServingSettings
     from costcache.sim.sweep import Cell, outcomes
     from costcache.sim.traces.convert import rounded_up
     from costcache.sim.traces.summary import ideal_with_outputs
     from costcache.sizes import parse_capacity
 
-    if report or plot:
-        check_outputs(report=report, plot=plot)
-    check_distinct([trace_path, retime], {"--report": report, "--plot": plot})
-    names = split_commas(policies, "--policy")
-    sizes = [parse_capacity(size) for size in split_commas(capacities, "--capacity")]
+    if options.report or options.plot:
+        check_outputs(report=options.report, plot=options.plot)
+    check_distinct([trace_path, reading.retime], {"--report": options.report, "--plot": options.plot})
+    names = split_commas(options.policies, "--policy")
+    sizes = [parse_capacity(size) for size in split_commas(options.capacities, "--capacity")]
     model = ModelSpec.resolve(model_name)
     plugins = get_plugins()
     architecture = plugins.match(model)
-    own = own_settings(assignments, names, plugins.policy_name(PROJECT, architecture))
-    server = read_settings(
-        ServingSettings,
-        {
-            "concurrency": concurrency,
-            "decode_seconds": decode_seconds,
-            "rate": rate,
-            "load": load,
-            "service": service,
-            "outputs": outputs,
-        },
-    )
-    settings = {name: eviction_settings(name, own, headroom, trim) for name in names}
-    for name in names:  # before the trace is read, which may take long
+    own = replay.own_settings(names, plugins.policy_name(PROJECT, architecture))
+    by_policy = {name: with_own_settings(settings, name, own) for name in names}
+    for name, each in by_policy.items():  # before the trace is read, which may take long
         if name not in OFFLINE:
-            plugins.check_settings(settings[name], architecture)
-    how = {
-        "block_size": block_size,
-        "arrivals": arrivals,
-        "seed": seed,
-        "gaps": gaps,
-        "retime": retime,
-        "tokenizer": tokenizer,
-    }
-    trace = read(trace_path, how)[0].in_time_order()
-    if round_up:
+            plugins.check_settings(each, architecture)
+    trace = reading.read(trace_path)[0].in_time_order()
+    if options.round_up:
         trace = rounded_up(trace)
     with progress_display() as bar:
-        served = deployment_of(page_size=page_size or trace.block_size, **deployment)
         simulator = Simulator(
             trace,
             model,
-            served,
+            replay.paged(deployment, trace),
             plugins=plugins,
-            prefill=prefill,
-            warmup=warmup,
-            state_share=state_share,
+            prefill=options.prefill,
+            warmup=options.warmup,
+            state_share=replay.state_share,
         )
-        cost = simulator.cost
-        distinct = trace.distinct_pages(served.page_size)
+        page_size = simulator.keys.page_size
+        distinct = trace.distinct_pages(page_size)
         cells = [
             Cell(
-                settings=settings[name],
+                settings=each,
                 capacity=size.text,
-                capacity_tokens=size.tokens(
-                    distinct_pages=distinct,
-                    page_size=served.page_size,
-                    token_bytes=cost.token.kv_bytes + cost.token.swa_bytes,
-                ),
-                serving=server if serving else None,
-                always_free=always_free,
-                tree=tree,
+                capacity_tokens=pool_tokens(size, simulator, distinct),
+                serving=server if options.serving else None,
+                always_free=options.always_free,
+                tree=options.tree,
             )
             for size in sizes
-            for name in names
+            for each in by_policy.values()
         ]
         task = Task(bar, f"{len(cells)} replays", len(cells) * len(trace))
 
         def progress(cell: Cell, done: int) -> None:
             task.by(done, f"{cell.settings.policy} at {cell.capacity}")
 
-        found = outcomes(simulator, cells, jobs=jobs, ray=ray, progress=progress)
+        found = outcomes(simulator, cells, jobs=options.jobs, ray=options.ray, progress=progress)
         task.done()
         runs = [cell.figures(simulator, outcome) for cell, outcome in zip(cells, found, strict=True)]
-        if report or plot:
-            _write_reports(bar, simulator, cells, found, report, plot)
-    ideal = trace.ideal_hit_rate(served.page_size)
-    kept = ideal_with_outputs(trace, served.page_size) if serving and outputs else None
+        if options.report or options.plot:
+            _write_reports(bar, simulator, cells, found, options)
+    ideal = trace.ideal_hit_rate(page_size)
+    with_outputs = ideal_with_outputs(trace, page_size) if options.serving and server.outputs else None
     if as_json:
+        token = simulator.cost.token
         echo_json(
             {
-                "trace": {
-                    "name": trace.name,
-                    "requests": len(trace),
-                    "input_tokens": int(trace.input_tokens.sum()),
-                    "block_size": trace.block_size,
-                    "rounded_up": round_up,
+                "trace": trace_facts(trace)
+                | {
+                    "rounded_up": options.round_up,
                     "distinct_pages": distinct,
                     "ideal_token_hit_rate": ideal,
-                    "ideal_with_outputs": kept,
+                    "ideal_with_outputs": with_outputs,
                 },
                 "model": model.name,
-                "deployment": served.model_dump(mode="json"),
-                "kv_bytes_per_token": cost.token.kv_bytes,
-                "swa_bytes_per_token": cost.token.swa_bytes,
-                "settings": {"headroom": headroom, "trim": trim, "own": own},
-                "serving": server.model_dump() if serving else None,
+                "deployment": simulator.cost.deployment.model_dump(mode="json"),
+                "kv_bytes_per_token": token.kv_bytes,
+                "swa_bytes_per_token": token.swa_bytes,
+                "settings": {"headroom": settings.headroom, "trim": settings.trim, "own": own},
+                "serving": server.model_dump() if options.serving else None,
                 "prefill": simulator.prefill.model_dump(),
-                "warmup": warmup,
-                "runs": [_as_json(run, runs, details) for run in runs],
+                "warmup": options.warmup,
+                "runs": [_as_json(run, runs, options.details) for run in runs],
             }
         )
         return
-    print_runs(trace, model.name, served.page_size, distinct, ideal, kept, runs)
-    if details:
+    print_runs(simulator, distinct, ideal, with_outputs, runs)
+    if options.details:
         print_details(runs)
-    say(
-        console(), f"TTFT by {simulator.prefill.name}{', queue included' if serving else ', without a queue'}"
-    )
-    for kind, path in (("report", report), ("plot", plot)):
+    out = console()
+    say(out, f"TTFT model: {simulator.prefill.name}, {'with' if options.serving else 'without'} queueing")
+    for kind, path in (("report", options.report), ("plot", options.plot)):
         if path is not None:
-            say(console(), f"{kind}: {path}")
+            say(out, f"{kind}: {path}")
 
 
 def _write_reports(
@@ -301,18 +212,17 @@ def _write_reports(
     simulator: Simulator,
     cells: list[Cell],
     found: list[Outcome],
-    report: Path | None,
-    plot: Path | None,
+    options: SimulateOptions,
 ) -> None:
     from costcache.report import gather, write_plot, write_report
 
     task = Task(bar, "replays of the report")
     material = gather(simulator, cells, found, progress=task.by)
     task.done()
-    if report is not None:
-        write_report(material, report)
-    if plot is not None:
-        write_plot(material, plot)
+    if options.report is not None:
+        write_report(material, options.report)
+    if options.plot is not None:
+        write_plot(material, options.plot)
 
 
 def _as_json(run: Run, runs: list[Run], timing: bool) -> dict[str, Any]:

@@ -1,40 +1,62 @@
-"""Tables of ``costcache simulate``."""
+"""Headings of a replay, and the tables of ``costcache simulate``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from costcache.cli.options import console, new_table, say, show
+from costcache.cli.output import console, new_table, say, show
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from costcache.sim.engine import Simulator
     from costcache.sim.results import Run
     from costcache.sim.trace import Trace
 
-__all__ = ["print_details", "print_runs"]
+__all__ = ["print_details", "print_heading", "print_runs", "trace_facts"]
 
 
-def print_runs(
-    trace: Trace,
-    model: str,
-    page_size: int,
-    distinct: int,
-    ideal: float,
-    kept: float | None,
-    runs: list[Run],
-) -> None:
-    """Print what was replayed and the main figures."""
-    from costcache.sim.results import gap_closed
+def trace_facts(trace: Trace) -> dict[str, Any]:
+    """Return the trace's name and sizes for JSON."""
+    return {
+        "name": trace.name,
+        "requests": len(trace),
+        "input_tokens": int(trace.input_tokens.sum()),
+        "block_size": trace.block_size,
+    }
 
-    out = console()
+
+def print_heading(out: Console, simulator: Simulator) -> None:
+    """Print the trace, the model and the page size of a replay."""
+    trace = simulator.trace
     say(
         out,
         f"{trace.name}: {len(trace):,} requests, {int(trace.input_tokens.sum()):,} prompt tokens; "
-        f"{model}, pages of {page_size}",
+        f"{simulator.cost.spec.name}, pages of {simulator.keys.page_size}",
     )
-    also = "" if kept is None else f", {kept:.2%} with generated tokens kept"
-    say(out, f"{distinct:,} distinct whole pages; unlimited, {ideal:.2%} of the tokens hit{also}")
+
+
+def print_runs(
+    simulator: Simulator, distinct: int, ideal: float, with_outputs: float | None, runs: list[Run]
+) -> None:
+    """Print the main figures, and what a reader must know to compare them.
+
+    Args:
+        simulator: The trace and the model.
+        distinct: Distinct whole pages of the trace.
+        ideal: Token hit rate of an unlimited pool.
+        with_outputs: The same if generated tokens are cached too; None if they are not.
+        runs: The figures.
+    """
+    from costcache.sim.results import gap_closed
+
+    out, model = console(), simulator.cost.spec.name
+    print_heading(out, simulator)
+    also = "" if with_outputs is None else f", {with_outputs:.2%} with generated tokens cached"
+    say(out, f"{distinct:,} distinct whole pages; an unlimited pool hits {ideal:.2%} of the tokens{also}")
     say(out)
     gaps = [gap_closed(run, runs) for run in runs]
+    last = {run.capacity: run for run in runs}
     table = new_table(
         ">capacity",
         ">pool\ntokens",
@@ -47,11 +69,7 @@ def print_runs(
         ">evicted\ntokens",
         ">requests\n/s",
     )
-    last = None
     for run, gap in zip(runs, gaps, strict=True):
-        if last not in (None, run.capacity):
-            table.add_section()
-        last = run.capacity
         table.add_row(
             run.capacity,
             "unlimited" if run.capacity_tokens is None else f"{run.capacity_tokens:,}",
@@ -63,16 +81,20 @@ def print_runs(
             _seconds(run.ttft_p99),
             f"{run.evicted_tokens:,}",
             f"{run.requests_per_second:,.0f}",
+            end_section=run is last[run.capacity],
         )
     show(out, table)
     say(out)
     meant = {r.policy: r.policy_in_force for r in runs if r.policy != r.policy_in_force and not r.fallbacks}
     for name, policy in meant.items():
         say(out, f"{name} means {policy} for {model}")
-    # The same for every policy: it is a matter of lengths.
+    # The same for every policy: it depends on lengths alone.
     for capacity, oversized in {r.capacity: r.oversized_requests for r in runs}.items():
         if oversized:
-            say(out, f"{oversized:,} requests are longer than the pool of {capacity}: their heads are cached")
+            say(
+                out,
+                f"{oversized:,} requests are longer than the pool of {capacity}: only what fits is cached",
+            )
     for run in runs:
         if run.fallbacks:
             say(out, f"policy {run.policy!r} failed at {run.capacity} and was replaced by lru")
@@ -85,7 +107,7 @@ def print_runs(
 
 
 def print_details(runs: list[Run]) -> None:
-    """Print all times to first token, bytes, shortfalls and the wall time of an eviction."""
+    """Print all TTFT percentiles, bytes, shortfalls and the wall time per eviction."""
     out = console()
     say(out)
     table = new_table(
@@ -98,13 +120,10 @@ def print_details(runs: list[Run]) -> None:
         ">KV not\ncomputed",
         ">shortfall\ntokens",
         ">evicted\ntokens",
-        ">one\neviction",
+        ">time per\neviction",
     )
-    last = None
+    last = {run.capacity: run for run in runs}
     for run in runs:
-        if last not in (None, run.capacity):
-            table.add_section()
-        last = run.capacity
         took = run.decision_microseconds
         table.add_row(
             run.capacity,
@@ -114,6 +133,7 @@ def print_details(runs: list[Run]) -> None:
             f"{run.shortfall_tokens:,}",
             f"{run.evicted_tokens:,}",
             "-" if took is None else f"{took:,.1f} µs",
+            end_section=run is last[run.capacity],
         )
     show(out, table)
     say(out)

@@ -1,7 +1,7 @@
-"""Reports of a simulation: one offline HTML page, and one picture.
+"""Reports of a simulation: a self-contained HTML page, and a plot.
 
-Layers: :mod:`~costcache.report.material` gathers figures, :mod:`~costcache.report.advice` puts them in
-words, :mod:`~costcache.report.charts` in charts, and :mod:`~costcache.report.page` makes the page.
+:mod:`~costcache.report.material` gathers the figures, :mod:`~costcache.report.advice` recommends a policy and
+a pool size, :mod:`~costcache.report.charts` draws charts, :mod:`~costcache.report.page` assembles the page.
 """
 
 from __future__ import annotations

@@ -1,25 +1,27 @@
-"""What an operator should do, in plain words, with the command that does it."""
+"""Recommends a policy and a pool size, in plain words, with the command that serves with them."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
+from costcache.report.words import points, seconds, share, size
 from costcache.settings import Settings
 
 if TYPE_CHECKING:
     from costcache.report.material import Material, Replay
 
-__all__ = ["Advice", "advise", "share", "size"]
+__all__ = ["Advice", "advise", "losses"]
 
 _MATTERS = 0.005
-"""Half a point of token hit rate: less is within what another day's traffic would change."""
+"""Half a point of token hit rate; smaller differences are within the variation from day to day."""
 _ENOUGH = 0.9
-"""Share of what an unlimited pool would find, beyond which more memory brings little."""
+"""Share of an unlimited pool's hits beyond which more memory gains little."""
 _SERVED_PAGE = 64
-"""Tokens in the largest page that servers commonly run; larger ones are a trace's grain, not a choice."""
+"""Tokens in the largest page that servers commonly use; larger ones come from the trace's block size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,11 @@ class Advice:
 
     Attributes:
         headline: What to do, in one sentence.
-        reasons: Why, and what is won, one sentence or two each.
-        command: The command to serve with; empty where there is nothing to recommend.
+        reasons: Why, and the gain, one or two sentences each.
+        command: The command to serve with; empty if there is nothing to recommend.
         losses: Where the recommendation loses.
-        caveats: What the report cannot say.
-        chosen: The replay that is recommended; None where no policy that a server can run was replayed.
+        caveats: Limits of the report.
+        chosen: The recommended replay; None if no policy that a server can run was replayed.
     """
 
     headline: str
@@ -44,12 +46,12 @@ class Advice:
 
 
 def advise(material: Material) -> Advice:
-    """Say which policy to run, with how much memory, what it wins and where it loses."""
+    """Recommend a policy and a pool size, with the gains and the losses."""
     caveats = _caveats(material)
     if not material.policies:
         return Advice(
             "Nothing to deploy: only policies that know the future were replayed.",
-            ("Replay lru and costcache beside them.",),
+            ("Replay lru and costcache too.",),
             "",
             (),
             caveats,
@@ -64,54 +66,48 @@ def advise(material: Material) -> Advice:
         reasons.append(_won(chosen, lru))
     else:
         reasons.append(
-            f"There it finds {share(run.token_hit_rate)} of the prompt tokens in the cache and saves "
-            f"{share(run.flops_saved_rate)} of the prefill compute; half of the requests get their first "
-            f"token within {seconds(run.ttft_p50)}."
+            f"There the token hit rate is {share(run.token_hit_rate)}, {share(run.flops_saved_rate)} of the "
+            f"prefill compute is saved, and the median time to first token is {seconds(run.ttft_p50)}."
         )
     equal = _lru_memory(material, chosen)
     if equal:
         reasons.append(equal)
-    headline = (
-        f"Serve with {policy} and a pool of {run.capacity_tokens or material.distinct_tokens:,} tokens"
-        f"{_gib(material, material.pool(run))}."
-    )
-    if policy == "lru":
-        headline = headline.replace("with lru", "with lru, SGLang's default policy,")
+    pool = material.pool(run)
+    named = "lru, SGLang's default policy," if policy == "lru" else policy
+    if material.state_bytes:
+        headline = f"Serve with {named} and {size(pool * material.token_bytes)} per GPU for KV and states."
+    else:
+        headline = f"Serve with {named} and a pool of {pool:,} tokens{_per_gpu(material, pool)}."
     return Advice(
-        headline, tuple(reasons), _command(material, chosen), _losses(material, policy), caveats, chosen
+        headline, tuple(reasons), _command(material, chosen), losses(material, policy), caveats, chosen
     )
 
 
 def _by_capacity(material: Material, policy: str) -> dict[str, Replay]:
-    return {r.run.capacity: r for r in material.replays if r.run.policy == policy}
-
-
-def _mean(material: Material, policy: str) -> float:
-    rates = [r.run.token_hit_rate for r in _choices(material, policy)]
-    return sum(rates) / len(rates)
+    return {r.run.capacity: r for r in material.of(policy)}
 
 
 def _choices(material: Material, policy: str) -> list[Replay]:
-    """A policy's replays from the smallest pool to the largest, without the unlimited if there are others."""
-    replays = sorted(_by_capacity(material, policy).values(), key=lambda r: material.pool(r.run))
+    """A policy's replays in limited pools, smallest first; the unlimited one if there is no other."""
+    replays = material.of(policy)
     return [r for r in replays if r.run.capacity_tokens is not None] or replays
 
 
 def _policy(material: Material) -> tuple[str, str]:
-    """The policy with the best mean hit rate; the simplest of those that are as good."""
-    # One that failed was lru from then on: it is nothing to recommend.
+    """The policy with the best mean hit rate, or the simplest within half a point of it; and why."""
+    # A policy that failed was lru from then on, so it is not recommended.
     failed = {r.run.policy for r in material.replays if r.run.fallbacks}
     names = [name for name in material.policies if name not in failed] or material.policies
-    means = {name: _mean(material, name) for name in names}
+    means = {name: fmean(r.run.token_hit_rate for r in _choices(material, name)) for name in names}
     best = max(names, key=lambda name: means[name])
     alike = [name for name in names if means[best] - means[name] < _MATTERS]
     if len(names) == 1:
-        return best, f"{best} is the only policy that was replayed: replay others to know whether it is best."
+        return best, f"{best} is the only policy replayed: replay others to see whether one beats it."
     if "lru" in alike:
         others = [name for name in names if name != "lru"]
         return "lru", (
-            f"No other policy that was replayed ({', '.join(others)}) beats LRU by half a point of token hit "
-            "rate on average over the pool sizes: keep it."
+            f"No other policy replayed ({', '.join(others)}) beats LRU's token hit rate by half a point on "
+            "average over the pool sizes: keep it."
         )
     chosen = "costcache" if "costcache" in alike else best
     ties = [name for name in alike if name != chosen]
@@ -119,38 +115,40 @@ def _policy(material: Material) -> tuple[str, str]:
     standing = "the best token hit rate" if chosen == best else "one of the best token hit rates"
     also = f" {' and '.join(ties)} {'is' if len(ties) == 1 else 'are'} within half a point." if ties else ""
     return chosen, (
-        f"Of the {len(names)} policies that were replayed, {chosen} has {standing} on average over the pool "
+        f"Of the {len(names)} policies replayed, {chosen} has {standing} on average over the pool "
         f"sizes: {share(means[chosen])}{lru}.{also}"
     )
 
 
 def _capacity(material: Material, policy: str) -> tuple[Replay, str]:
-    """The smallest pool that finds nearly all that could be found, or the largest."""
+    """The smallest pool with nearly all the hits of an unlimited one, else the largest; and why."""
     replays = _choices(material, policy)
     ceiling = material.ceiling
     enough = [r for r in replays if r.run.token_hit_rate >= _ENOUGH * ceiling]
     chosen = (enough or replays)[0 if enough else -1]
     found = chosen.run.token_hit_rate / ceiling if ceiling else 0.0
     if not ceiling:
-        nothing = "No prompt begins like an earlier one for a whole page: a cache of any size finds nothing."
+        nothing = (
+            "No prompt shares a whole page of prefix with an earlier one: a cache of any size never hits."
+        )
         return replays[0], nothing
     if enough:
         text = (
-            f"The pool of {chosen.run.capacity} is the smallest replayed one that finds at least "
-            f"{share(_ENOUGH, 0)} of what an unlimited one would ({share(ceiling)} of the prompt tokens)."
+            f"The pool of {chosen.run.capacity} is the smallest one replayed that gets at least "
+            f"{share(_ENOUGH, 0)} of the hits of an unlimited pool ({share(ceiling)} of the prompt tokens)."
         )
     elif len(replays) > 1:
         before = replays[-2]
         gain = chosen.run.token_hit_rate - before.run.token_hit_rate
         text = (
-            f"Take as much memory as you can: the largest replayed pool, {chosen.run.capacity}, finds "
-            f"{share(found, 0)} of what an unlimited one would ({points(gain)} of token hit rate "
-            f"against the pool of {before.run.capacity})."
+            f"Use as much memory as you can: the largest pool replayed, {chosen.run.capacity}, gets "
+            f"{share(found, 0)} of the hits of an unlimited pool ({points(gain)} of token hit rate over "
+            f"the pool of {before.run.capacity})."
         )
     else:
         text = (
-            f"Only the pool of {chosen.run.capacity} was replayed; it finds {share(found, 0)} of what an "
-            "unlimited one would. Replay larger and smaller ones to see what memory is worth."
+            f"Only the pool of {chosen.run.capacity} was replayed; it gets {share(found, 0)} of the hits of "
+            "an unlimited pool. Replay larger and smaller ones to see what memory is worth."
         )
     return chosen, text
 
@@ -161,21 +159,20 @@ def _won(chosen: Replay, lru: Replay) -> str:
     closed = (
         ""
         if chosen.gap_closed is None
-        else f", {share(chosen.gap_closed, 0)} of the way from LRU to the best that is possible"
+        else f", {share(chosen.gap_closed, 0)} of the gap to the optimum closed"
     )
     mean = (run.ttft_mean - base.ttft_mean) / base.ttft_mean if base.ttft_mean else 0.0
     slower = "longer" if mean > 0 else "shorter"
     return (
-        f"Against LRU with the same pool: {share(run.token_hit_rate)} of the prompt tokens found instead of "
+        f"Against LRU with the same pool: a token hit rate of {share(run.token_hit_rate)} instead of "
         f"{share(base.token_hit_rate)} ({points(gain)}{closed}), {share(run.flops_saved_rate)} of the "
         f"prefill compute saved instead of {share(base.flops_saved_rate)}, and a mean time to first token "
-        f"that is {share(abs(mean), 0)} {slower} ({seconds(run.ttft_mean)} instead of "
-        f"{seconds(base.ttft_mean)})."
+        f"{share(abs(mean), 0)} {slower} ({seconds(run.ttft_mean)} instead of {seconds(base.ttft_mean)})."
     )
 
 
 def _lru_memory(material: Material, chosen: Replay) -> str:
-    """How much memory LRU would need for the same."""
+    """The memory that LRU needs for the same hit rate, in a sentence; empty if not known or not more."""
     if chosen.run.policy == "lru" or not material.lru:
         return ""
     pool = material.pool(chosen.run)
@@ -186,12 +183,13 @@ def _lru_memory(material: Material, chosen: Replay) -> str:
     if needed is None:
         return ""
     return (
-        f"LRU would need a pool of about {needed:,} tokens{_gib(material, needed)} for the same hit rate: "
-        f"{needed / pool:.1f} times the memory."
+        f"LRU would need a pool of about {needed:,} tokens{_per_gpu(material, needed)} for the same hit "
+        f"rate: {needed / pool:.1f} times the memory."
     )
 
 
-def _losses(material: Material, policy: str) -> tuple[str, ...]:
+def losses(material: Material, policy: str) -> tuple[str, ...]:
+    """Return where a policy is worse than LRU, or clearly worse than the best policy replayed."""
     lru = _by_capacity(material, "lru")
     lost = []
     for capacity, _ in material.capacities:
@@ -200,41 +198,35 @@ def _losses(material: Material, policy: str) -> tuple[str, ...]:
             continue
         hits = mine.run.token_hit_rate - base.run.token_hit_rate
         if hits < -0.0005:
-            lost.append(f"At {capacity} it finds less than LRU: {points(hits)} of token hit rate.")
+            lost.append(f"At {capacity} it hits less than LRU: {points(hits)} of token hit rate.")
         if mine.run.ttft_p99 > base.run.ttft_p99 * 1.01:
             lost.append(
-                f"At {capacity} the slowest one in a hundred requests waits longer than under LRU: "
+                f"At {capacity} the 99th percentile of the time to first token is longer than LRU's: "
                 f"{seconds(mine.run.ttft_p99)} instead of {seconds(base.run.ttft_p99)}."
             )
-    best: dict[str, Replay] = {}
-    for replay in material.replays:
-        held = best.get(replay.run.capacity)
-        if replay.online and (held is None or replay.run.token_hit_rate > held.run.token_hit_rate):
-            best[replay.run.capacity] = replay
     for capacity, _ in material.capacities:
-        mine, top = _by_capacity(material, policy).get(capacity), best.get(capacity)
-        if mine is None or top is None:
+        mine = _by_capacity(material, policy).get(capacity)
+        if mine is None:
             continue
+        top = max(material.at(capacity), key=lambda r: r.run.token_hit_rate)
         behind = top.run.token_hit_rate - mine.run.token_hit_rate
         if behind >= _MATTERS:
             lost.append(f"At {capacity}, {top.run.policy} is better by {points(behind)[1:]}.")
     if policy != "lru" and not lru:
-        lost.append(
-            "LRU was not replayed, so what is won or lost against it is not known: add lru to --policy."
-        )
+        lost.append("LRU was not replayed, so the gain over it is unknown: add lru to --policy.")
     elif policy != "lru" and not lost:
-        lost.append("None was found at the pool sizes replayed.")
+        lost.append("Nowhere at the pool sizes replayed.")
     return tuple(lost)
 
 
 def _caveats(material: Material) -> tuple[str, ...]:
     mode = (
-        "The replay has a queue, held memory and output, but its decoding and batching are a simple model of "
-        "a server's. The line of a pool without limit counts prompts alone: a server that finds generated "
-        "tokens again can exceed it."
+        "The replay models a queue, reserved memory and generated tokens, but decoding and batching only "
+        "roughly. The line of the unlimited pool counts prompts alone: a server that hits generated tokens "
+        "too can exceed it."
         if material.serving
-        else "Requests were replayed one at a time: queueing and the memory that running requests hold are "
-        "left out, so a server needs a larger pool than this for the same hits, and its times are longer."
+        else "Requests were replayed one at a time, without queueing and without the memory that running "
+        "requests reserve: a server needs a larger pool for the same hits, and its times are longer."
     )
     caveats = [
         (
@@ -242,33 +234,31 @@ def _caveats(material: Material) -> tuple[str, ...]:
             "policies: replay yours before you change a server."
         ),
         mode,
-        f"Times to first token are calculated, not measured here: {material.prefill}.",
+        f"Times to first token are estimated, not measured: {material.prefill}.",
     ]
     if any(r.run.oversized_requests for r in material.replays):
         caveats.append(
-            "Some requests are longer than the smallest pool: only their heads could be kept there. "
-            "A server with that pool would refuse them."
+            "Some requests are longer than the smallest pool, which caches only what fits. A server with "
+            "that pool would refuse them."
         )
     if material.state_bytes:
         caveats.append(
-            f"{material.model} also keeps states, of {size(material.state_bytes)} each on a GPU. They are "
-            "neither in these pools nor in these hits: a server needs memory for them, and a prefix without "
-            "a live state is not found."
+            f"{material.model} also caches states, of {size(material.state_bytes)} each per GPU. A pool is "
+            f"memory for KV and states {_division(material)}; its size in tokens is what KV alone would fill."
         )
     if material.page_size > _SERVED_PAGE:
         caveats.append(
-            f"Pages of {material.page_size} tokens are the trace's own grain. Keep your server's page size, "
-            "which is left out of the command: smaller pages find as much or a little more."
+            f"Pages of {material.page_size} tokens come from the trace's block size. Keep your server's page "
+            "size, which the command leaves out: smaller pages hit as much or slightly more."
         )
     if material.always_free:
         caveats.append(
-            "The free target was restored after every request, which a server does not do: it evicts when "
-            "it lacks room."
+            "The free target was restored after every request; a server evicts only when it lacks room."
         )
     if "lru" in material.policies and not any(r.settings.trim == "off" for r in material.replays):
         caveats.append(
-            "SGLang's own lru drops whole nodes; the LRU replayed here cuts the last one to the pages "
-            "needed, as costcache:lru does, and may find more. Replay with --trim off to see the difference."
+            "SGLang's own lru evicts whole nodes; the LRU replayed here trims the last victim to the pages "
+            "needed, as costcache:lru does, and may hit more. Replay with --trim off to see the difference."
         )
     return tuple(caveats)
 
@@ -289,7 +279,7 @@ def _command(material: Material, chosen: Replay) -> str:
     if own:
         text = json.dumps(own, sort_keys=True)
         parts.append(f"--radix-eviction-policy-config {shlex.quote(text)}")
-    parts.append(f"--max-total-tokens {material.pool(chosen.run)}")
+    parts += _sizes(material, chosen)
     served = material.deployment
     if 1 < material.page_size <= _SERVED_PAGE:
         parts.append(f"--page-size {material.page_size}")
@@ -303,29 +293,25 @@ def _command(material: Material, chosen: Replay) -> str:
     return " \\\n    ".join(parts)
 
 
-def _gib(material: Material, tokens: int) -> str:
-    return f" ({size(tokens * material.token_bytes)} on each GPU)" if material.token_bytes else ""
+def _sizes(material: Material, chosen: Replay) -> list[str]:
+    """SGLang's options for the sizes of the pools; those of a shared or unlimited memory are left to it."""
+    pool, part = material.pool(chosen.run), material.state_share
+    if not material.state_bytes:
+        return [f"--max-total-tokens {pool}"]
+    if part is None:
+        return ["--enable-unified-memory"]
+    if chosen.run.capacity_tokens is None:
+        return []
+    memory = pool * material.token_bytes
+    kv = int(memory * (1 - part))
+    tokens = kv // (material.token_bytes * material.page_size) * material.page_size
+    return [f"--max-total-tokens {tokens}", f"--max-mamba-cache-size {(memory - kv) // material.state_bytes}"]
 
 
-def size(count: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"
+def _division(material: Material) -> str:
+    part = material.state_share
+    return "together" if part is None else f"in fixed parts, {share(part, 0)} of it for states"
 
 
-def share(value: float, digits: int = 1) -> str:
-    """A share as a percentage."""
-    return f"{value * 100:.{digits}f} %"
-
-
-def points(difference: float) -> str:
-    """A difference of two rates."""
-    return f"{difference * 100:+.1f} points"
-
-
-def seconds(value: float) -> str:
-    """A time as people read it."""
-    return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.1f} s"
+def _per_gpu(material: Material, tokens: int) -> str:
+    return f" ({size(tokens * material.token_bytes)} per GPU)" if material.token_bytes else ""

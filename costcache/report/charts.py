@@ -1,6 +1,6 @@
-"""The charts of a report, as plotly figures in plain JSON values.
+"""Charts of a report, as plotly figures.
 
-Made of dictionaries, so that the bytes do not depend on the release of plotly that is installed.
+They are plain dictionaries, so that their bytes do not depend on the installed release of plotly.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from costcache.report.advice import seconds
 from costcache.report.style import GRID, INK, MUTED, styles
+from costcache.report.words import count, seconds
 
 if TYPE_CHECKING:
     from costcache.report.advice import Advice
@@ -30,59 +30,37 @@ Figure = dict[str, Any]
 
 
 def hit_rates(material: Material) -> Figure:
-    """Token hit rate over pool size, with what no policy can beat."""
-    look = styles(material.policies)
+    """Token hit rate over pool size, with the bounds that no policy can exceed."""
     data: list[Figure] = []
     if material.optimum:
         data.append(
             _line(
                 *zip(*material.optimum, strict=True),
-                name="best possible (knows the future)",
+                name="offline optimum",
                 line={"color": INK, "width": 2, "dash": "dash"},
                 marker={"color": INK, "size": 7, "symbol": "star"},
             )
         )
-    for policy in look:
-        replays = sorted(_of(material, policy), key=lambda r: material.pool(r.run))
-        style = look[policy]
-        xs = [material.pool(r.run) for r in replays]
-        ys = [r.run.token_hit_rate for r in replays]
-        if policy == "lru" and material.lru:
-            data.append(
-                _line(
-                    *zip(*material.lru, strict=True),
-                    name=replays[0].label,
-                    mode="lines",
-                    line={"color": style.color, "width": style.width},
-                )
-            )
-            data.append(
-                _line(
-                    xs,
-                    ys,
-                    name=replays[0].label,
-                    mode="markers",
-                    showlegend=False,
-                    marker={"color": style.color, "size": 9, "symbol": style.symbol},
-                )
-            )
-            continue
+    for policy, style in styles(material.policies).items():
+        replays = material.of(policy)
+        line = {"color": style.color, "width": style.width}
+        more: Figure = {"line": line | {"dash": style.dash}}
+        if policy == "lru" and material.lru:  # its curve is known between the replays too
+            curve = zip(*material.lru, strict=True)
+            data.append(_line(*curve, name=replays[0].label, mode="lines", line=line))
+            more = {"mode": "markers", "showlegend": False}
         data.append(
             _line(
-                xs,
-                ys,
+                [material.pool(r.run) for r in replays],
+                [r.run.token_hit_rate for r in replays],
                 name=replays[0].label,
-                line={"color": style.color, "width": style.width, "dash": style.dash},
                 marker={"color": style.color, "size": 9, "symbol": style.symbol},
+                **more,
             )
         )
-    layout = _layout(
-        "Tokens in the pool",
-        "Prompt tokens found in the cache",
-        height=460,
-    )
+    layout = _layout("Pool size in tokens", "Token hit rate", height=460)
     pools = [tokens for _, tokens in material.capacities] + [tokens for tokens, _ in material.lru]
-    layout["xaxis"] |= _log_axis(min(pools), max(pools), _count)
+    layout["xaxis"] |= _log_axis(min(pools), max(pools), count)
     layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
     layout["shapes"] = [_level(material.ceiling)]
     layout["annotations"] = [
@@ -93,7 +71,7 @@ def hit_rates(material: Material) -> Figure:
             "yanchor": "bottom",
             "xanchor": "left",
             "showarrow": False,
-            "text": f"a pool without limit: {material.ceiling:.1%}",
+            "text": f"unlimited pool: {material.ceiling:.1%}",
             "font": {"color": MUTED, "size": 13},
         }
     ]
@@ -101,34 +79,26 @@ def hit_rates(material: Material) -> Figure:
 
 
 def gap(material: Material) -> Figure | None:
-    """How far from LRU to the optimum each policy goes; None where one of the two is missing."""
-    rows = [r for r in material.replays if r.online and r.run.policy != "lru" and r.gap_closed is not None]
-    if not rows:
-        return None
-    data = _bars(material, lambda r: r.gap_closed, [p for p in material.policies if p != "lru"])
-    layout = _layout("Pool", "Share won back", height=380)
-    layout["xaxis"] |= {"type": "category"}
-    layout["yaxis"] |= {"tickformat": ".0%", "zeroline": True, "zerolinecolor": INK, "zerolinewidth": 2}
-    layout["barmode"] = "group"
-    return {"data": data, "layout": layout}
+    """Share of the gap from LRU to the optimum that each policy closes; None if either is missing."""
+    others = [policy for policy in material.policies if policy != "lru"]
+    data = _bars(material, lambda r: r.gap_closed, others)
+    zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 2}
+    return {"data": data, "layout": _bar_layout("Gap closed", **zero)} if data else None
 
 
 def flops(material: Material) -> Figure:
-    """Share of the prefill compute that hits saved."""
-    layout = _layout("Pool", "Prefill compute saved", height=380)
-    layout["xaxis"] |= {"type": "category"}
-    layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
-    layout["barmode"] = "group"
-    return {"data": _bars(material, lambda r: r.run.flops_saved_rate, material.policies), "layout": layout}
+    """Share of the prefill compute that hits save."""
+    data = _bars(material, lambda r: r.run.flops_saved_rate, material.policies)
+    return {"data": data, "layout": _bar_layout("Prefill compute saved", rangemode="tozero")}
 
 
 def first_token_boxes(material: Material) -> Figure:
-    """Spread of the time to first token."""
+    """Distribution of the time to first token."""
     look = styles(material.policies)
     names = [name for name, _ in material.capacities]
     data: list[Figure] = []
     for policy in material.policies:
-        replays = _ordered(material, policy)
+        replays = material.of(policy)
         columns = list(zip(*(r.ttft for r in replays), strict=True))
         low, first, middle, third, high = (list(map(_short, column)) for column in columns)
         data.append(
@@ -145,7 +115,7 @@ def first_token_boxes(material: Material) -> Figure:
                 "line": {"width": 1.5},
             }
         )
-    layout = _layout("Pool", "Time to the first token", height=400)
+    layout = _layout("Pool", "Time to first token", height=400)
     layout["xaxis"] |= {"type": "category", "categoryorder": "array", "categoryarray": names}
     times = [time for r in material.replays if r.online for time in r.ttft]
     layout["yaxis"] |= _log_axis(min(times), max(times), seconds)
@@ -154,7 +124,7 @@ def first_token_boxes(material: Material) -> Figure:
 
 
 def first_token_curve(material: Material, advice: Advice) -> Figure:
-    """Share of the requests that have their first token by a time, at one pool size."""
+    """Share of the requests with a first token by a given time, at one pool size."""
 
     def traces(replay: Replay) -> list[Figure]:
         style = styles(material.policies)[replay.run.policy]
@@ -168,7 +138,7 @@ def first_token_curve(material: Material, advice: Advice) -> Figure:
             )
         ]
 
-    layout = _layout("Time to the first token", "Requests that have it by then", height=420)
+    layout = _layout("Time to first token", "Requests with a first token", height=420)
     times = [time for r in material.replays if r.online for time in r.ttft_curve]
     layout["xaxis"] |= _log_axis(min(times), max(times), seconds)
     layout["yaxis"] |= {"tickformat": ".0%"}
@@ -176,7 +146,7 @@ def first_token_curve(material: Material, advice: Advice) -> Figure:
 
 
 def losses_over_time(material: Material, advice: Advice) -> Figure:
-    """Tokens missed though seen before, and tokens evicted, over the trace's time, at one pool size."""
+    """Regretted and evicted tokens over the time of the trace, at one pool size."""
     bins = material.bins
     shown = any(r.evicted is not None and any(r.evicted) for r in material.replays if r.online)
 
@@ -253,21 +223,13 @@ def _by_pool(
     return {"data": data, "layout": layout}
 
 
-def _of(material: Material, policy: str) -> list[Replay]:
-    return [r for r in material.replays if r.run.policy == policy]
-
-
-def _ordered(material: Material, policy: str) -> list[Replay]:
-    return sorted(_of(material, policy), key=lambda r: material.pool(r.run))
-
-
 def _bars(
     material: Material, value: Callable[[Replay], float | None], policies: Iterable[str]
 ) -> list[Figure]:
     look = styles(material.policies)
     data: list[Figure] = []
     for policy in policies:
-        rows = [(r, value(r)) for r in _ordered(material, policy)]
+        rows = [(r, value(r)) for r in material.of(policy)]
         known = [(r, v) for r, v in rows if v is not None]
         if known:
             data.append(
@@ -299,13 +261,13 @@ def _line(xs: Iterable[float], ys: Iterable[float], **more: Any) -> Figure:
 
 
 def _short(value: float) -> float:
-    """Six digits: beyond what a chart shows, and the same on every machine."""
+    """Round to six digits: more than a chart shows, and the same on every machine."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def _log_axis(low: float, high: float, words: Callable[[float], str]) -> Figure:
-    """A logarithmic axis with ticks at 1, 2 and 5 times each power of ten, in words."""
-    if low <= 0:  # nothing was asked for: there is no logarithm of it
+    """A logarithmic axis with formatted ticks at 1, 2 and 5 times each power of ten."""
+    if low <= 0:  # zero has no logarithm
         return {"rangemode": "tozero"}
     ticks = [
         step * 10.0**power
@@ -315,13 +277,6 @@ def _log_axis(low: float, high: float, words: Callable[[float], str]) -> Figure:
     if high > 1000 * low:
         ticks = ticks[::3]
     return {"type": "log", "tickvals": [_short(t) for t in ticks], "ticktext": [words(t) for t in ticks]}
-
-
-def _count(value: float) -> str:
-    for divisor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= divisor:
-            return f"{value / divisor:g}{unit}"
-    return f"{value:g}"
 
 
 def _level(height: float) -> Figure:
@@ -355,3 +310,10 @@ def _layout(x: str, y: str, *, height: int) -> Figure:
         "xaxis": axis | {"title": {"text": x, "standoff": 10}},
         "yaxis": axis | {"title": {"text": y, "standoff": 12}},
     }
+
+
+def _bar_layout(y: str, **axis: Any) -> Figure:
+    layout = _layout("Pool", y, height=380) | {"barmode": "group"}
+    layout["xaxis"] |= {"type": "category"}
+    layout["yaxis"] |= {"tickformat": ".0%"} | axis
+    return layout

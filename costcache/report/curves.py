@@ -1,4 +1,4 @@
-"""One picture: how long the main classes of a policy wait for their next use."""
+"""Plots the reuse intervals of the main classes of a policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costcache.errors import SettingsError
-from costcache.report.picture import picture
+from costcache.report.picture import DASHES, picture
 from costcache.report.style import styles
 
 if TYPE_CHECKING:
@@ -15,24 +15,23 @@ if TYPE_CHECKING:
 __all__ = ["write_curves"]
 
 _MOST = 8
-_DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 3))}
 _FIRST = 0.99
-"""The picture begins where the first curve falls below."""
+"""The plot starts where the first curve falls below this share."""
 
 
 def write_curves(explanation: Explanation, title: str, longest: float, path: Path) -> None:
-    """Draw the survival curves of the classes of which most was used or evicted.
+    """Plot the survival curves of the classes with the most tokens used or evicted.
 
     Args:
-        explanation: What :func:`costcache.sim.explain.explain` gave.
-        title: Title of the picture.
-        longest: Seconds that the trace lasts: of longer waits, a curve says what is supposed.
-        path: Where it goes; the name's ending says the format. Written whole or not at all.
+        explanation: Result of :func:`costcache.sim.explain.explain`.
+        title: Title of the plot.
+        longest: Length of the trace in seconds; beyond, the curves are extrapolated.
+        path: The file, written atomically in the format of its suffix.
 
     Raises:
-        SettingsError: The policy has no curves yet; or matplotlib is not installed, there is no such folder,
-            or the ending is of no format that can be drawn.
-        OSError: The file cannot be written.
+        SettingsError: If the policy has no curves yet, matplotlib is not installed, the folder does not
+            exist, or the suffix is not that of a supported format.
+        OSError: If the file cannot be written.
     """
     shown = [account for account in explanation.classes if account.unused][:_MOST]
     if not shown:
@@ -52,7 +51,7 @@ def write_curves(explanation: Explanation, title: str, longest: float, path: Pat
         for account in shown:
             style = look[account.name]
             axes.plot(
-                ages, account.unused, color=style.color, linestyle=_DASHES[style.dash], label=account.name
+                ages, account.unused, color=style.color, linestyle=DASHES[style.dash], label=account.name
             )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
@@ -60,4 +59,4 @@ def write_curves(explanation: Explanation, title: str, longest: float, path: Pat
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
         axes.set_xlabel("Seconds since the last use")
-        axes.set_ylabel("Share that is not used again yet")
+        axes.set_ylabel("Share not reused yet")

@@ -1,4 +1,4 @@
-"""Where reports go, and what writing them needs."""
+"""Checks and writes output files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NEEDS = {"--report": ("plotly", "report"), "--plot": ("matplotlib", "plot")}
 
 
 def check_outputs(*, report: Path | None = None, plot: Path | None = None) -> None:
-    """Fail now rather than after the replays.
+    """Check before the replays that a report and a plot can be written.
 
     Args:
-        report: Where the page is to go; None for no page.
-        plot: Where the picture is to go; None for no picture.
+        report: File for the page; None for no page.
+        plot: File for the plot; None for no plot.
 
     Raises:
-        SettingsError: A folder does not exist, or the package that is needed is not installed.
+        SettingsError: If a folder does not exist, or a required package is not installed.
     """
     for option, path in (("--report", report), ("--plot", plot)):
         if path is None:
@@ -38,10 +38,10 @@ def check_outputs(*, report: Path | None = None, plot: Path | None = None) -> No
 
 
 def check_folder(option: str, path: Path) -> None:
-    """Fail now rather than after the work where a file cannot be written.
+    """Check before the work that a file can be created.
 
     Raises:
-        SettingsError: Its folder does not exist, or it is one.
+        SettingsError: If its folder does not exist, or it is a folder itself.
     """
     if not path.parent.is_dir():
         raise SettingsError(f"{option} {path}: there is no folder {path.parent}; make it first")
@@ -50,14 +50,14 @@ def check_folder(option: str, path: Path) -> None:
 
 
 def check_distinct(inputs: Iterable[str | None], outputs: Mapping[str, Path | None]) -> None:
-    """Fail before a result takes the place of what it is made from, or of another result.
+    """Check that no output overwrites an input or another output.
 
     Args:
-        inputs: Files that are read; None for none, ``-`` for standard input.
-        outputs: Files that are to be written, by option; None for none, ``-`` for standard output.
+        inputs: Files to read; None for none, ``-`` for standard input.
+        outputs: Files to write, by option; None for none, ``-`` for standard output.
 
     Raises:
-        SettingsError: Two are the same file.
+        SettingsError: If two are the same file.
     """
     taken = {os.path.realpath(name): "is what is read" for name in inputs if name and name != "-"}
     for option, path in outputs.items():

@@ -1,4 +1,4 @@
-"""What a report shows, as plain figures: gathered once, then put in words, charts and a page."""
+"""Gathers the figures of a report, which advice, charts and page then present."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BINS = 48
 _BOX = (5, 25, 50, 75, 95)
 _QUANTILES = tuple(range(101))
 _OPTIMUM_PAGES = 6_000_000
-"""Pages of all prompts up to which a ceiling that nobody asked for is worth its time."""
+"""Replay the optimum unasked up to so many pages of all prompts: beyond, it takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class TimeBins:
     """Equal spans of the trace.
 
     Attributes:
-        unit: ``s``, ``min`` or ``h``; ``requests`` where the trace has no times.
-        starts: Where each span begins, in that unit.
+        unit: ``s``, ``min`` or ``h``; ``requests`` if the trace has no times.
+        starts: Start of each span, in that unit.
         width: Length of a span.
     """
 
@@ -51,13 +51,13 @@ class Replay:
 
     Attributes:
         run: Its figures.
-        label: The policy in a legend.
-        settings: The settings that were replayed.
-        gap_closed: Share of the way from LRU to the optimum; None where it is not known.
-        ttft: Seconds to the first token at the percentiles 5, 25, 50, 75 and 95.
+        label: Name of the policy in a legend.
+        settings: The settings replayed.
+        gap_closed: Share of the gap from LRU to the optimum that is closed; None if not known.
+        ttft: Seconds to first token at the percentiles 5, 25, 50, 75 and 95.
         ttft_curve: The same at each percentile from 0 to 100.
-        regretted: Prompt tokens that had been seen before and were gone, per time bin.
-        evicted: Tokens evicted, per time bin; None where requests do not say when.
+        regretted: Prompt tokens of earlier requests no longer cached when requested again, per time bin.
+        evicted: Tokens evicted, per time bin; None if the bins cannot be told.
     """
 
     run: Run
@@ -71,13 +71,13 @@ class Replay:
 
     @property
     def online(self) -> bool:
-        """Whether a server could run it: it does not know the future."""
+        """Whether a server could run the policy, which then does not know the future."""
         return self.run.policy not in OFFLINE
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Everything that a report says.
+    """All figures of a report.
 
     Attributes:
         trace: Name of the trace.
@@ -86,19 +86,19 @@ class Material:
         warmup: Requests at the start that rates and times leave out.
         input_tokens: Prompt tokens after the warm-up.
         page_size: Tokens per page.
-        deployment: How the model is served, by field.
-        token_bytes: Bytes of a cached token on one rank; 0 where a token holds none.
-        state_bytes: Bytes of one state of a hybrid on one rank, which the replay does not count; 0 elsewhere.
+        deployment: The deployment, by field.
+        token_bytes: Bytes of a cached token on one rank; 0 if a token takes none.
+        state_bytes: Bytes of one state of a hybrid model on one rank; 0 for other models.
+        state_share: Share of a pool's memory that is for states; None if states and KV share all of it.
         distinct_tokens: Tokens of the trace's distinct whole pages.
-        ceiling: Token hit rate of a pool without limit.
-        prefill: What first-token times were taken from.
+        ceiling: Token hit rate of an unlimited pool.
+        prefill: Model of prefill times.
         serving: Whether a server with a queue was replayed.
         always_free: Whether the free target was restored after every request.
-        capacities: Capacities as they were asked for, with their tokens, from small to large.
-        replays: What was asked for, as asked for.
-        optimum: Tokens in the pool and token hit rate of the offline optimum; empty where it does not
-            apply.
-        lru: The same of LRU, at many capacities; empty where one pass cannot give them.
+        capacities: Capacities as given, with their tokens, smallest first.
+        replays: The replays, in the order given.
+        optimum: Pool tokens and token hit rate of the offline optimum; empty where it does not apply.
+        lru: The same for LRU, at many capacities; empty if one pass cannot give them.
         bins: The time bins.
     """
 
@@ -111,6 +111,7 @@ class Material:
     deployment: dict[str, Any]
     token_bytes: int
     state_bytes: int
+    state_share: float | None
     distinct_tokens: int
     ceiling: float
     prefill: str
@@ -123,8 +124,12 @@ class Material:
     bins: TimeBins
 
     def pool(self, run: Run) -> int:
-        """Tokens in a run's pool; one without limit holds all distinct pages."""
+        """Tokens in a run's pool; those of all distinct pages if it is unlimited."""
         return self.distinct_tokens if run.capacity_tokens is None else run.capacity_tokens
+
+    def of(self, policy: str) -> list[Replay]:
+        """The replays of a policy, smallest pool first."""
+        return sorted((r for r in self.replays if r.run.policy == policy), key=lambda r: self.pool(r.run))
 
     def at(self, capacity: str) -> list[Replay]:
         """The replays at a capacity that a server could run, LRU first."""
@@ -133,7 +138,7 @@ class Material:
 
     @property
     def policies(self) -> list[str]:
-        """Policies that a server could run, as asked for."""
+        """Policies that a server could run, in the order given."""
         return list(dict.fromkeys(r.run.policy for r in self.replays if r.online))
 
 
@@ -146,17 +151,17 @@ def gather(
 ) -> Material:
     """Gather the figures of a report.
 
-    Replays what a reader needs to judge the others and was not asked for: the pool without limit and,
-    in the plain mode, the offline optimum at each capacity.
+    Also replays the bounds that the others are judged by: the unlimited pool and, in the plain mode, the
+    offline optimum at each capacity.
 
     Args:
         simulator: The trace, prepared.
-        cells: What was replayed.
-        outcomes: What came of it, in the same order.
+        cells: The replays.
+        outcomes: Their outcomes, in the same order.
         progress: Called now and then with the number of requests done since the last call.
     """
     trace, warmup, page = simulator.trace, simulator.warmup, simulator.keys.page_size
-    # The report's own replays are plain; a server's requests also find generated tokens.
+    # The report's own replays are plain: their prompts do not hit generated tokens.
     infinite = simulator.outcome(Settings(policy="infinite"), None, progress=progress)
     ideal = simulator.figures(infinite, Settings(policy="infinite"), None)
     distinct = trace.distinct_pages(page) * page
@@ -201,6 +206,7 @@ def gather(
         deployment=simulator.cost.deployment.model_dump(mode="json"),
         token_bytes=int(token.kv_bytes + token.swa_bytes),
         state_bytes=int(token.state_bytes),
+        state_share=simulator.arguments[3]["state_share"],
         distinct_tokens=distinct,
         ceiling=ideal.token_hit_rate,
         prefill=simulator.prefill.name,
@@ -229,7 +235,7 @@ def _optimum(
     serving: bool,
     progress: Callable[[int], None] | None,
 ) -> dict[str, Run]:
-    """The optimum's run at each capacity. A server's rates have another ceiling: none is shown."""
+    """The optimum's run at each capacity; none with a server, whose hit rates it does not bound."""
     if serving:
         return {}
     found = {run.capacity: run for run in runs if run.policy == "optimum"}
@@ -251,7 +257,7 @@ def _optimum(
 def _lru(
     simulator: Simulator, settings: Settings, sizes: dict[str, int], ideal: Run
 ) -> tuple[tuple[int, float], ...]:
-    """Token hit rates of LRU from next to nothing to all distinct pages."""
+    """Token hit rates of LRU from a quarter of the smallest pool to all distinct pages."""
     curve = simulator.lru_curve(settings)
     if curve is None or not ideal.input_tokens:
         return ()
@@ -290,9 +296,9 @@ def _sums(values: Int64, where: Int64, bins: TimeBins) -> tuple[int, ...]:
 
 
 def _evicted(outcome: Outcome, whole: Int64, capacity: int | None) -> Int64 | None:
-    """Tokens evicted by each request, where what was asked for and nothing more was evicted.
+    """Tokens evicted by each request if evictions free their shortfall and no more.
 
-    A pool then fills up and stays full. None where this does not account for every evicted token.
+    The pool then fills up and stays full. None if that does not account for every evicted token.
     """
     if capacity is None:
         return np.zeros_like(whole) if not outcome.evicted else None

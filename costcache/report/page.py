@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, that loads nothing."""
+"""Renders the report as one HTML file that loads nothing else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costcache.report import charts
-from costcache.report.advice import advise, seconds, share, size
+from costcache.report.advice import advise
 from costcache.report.files import check_outputs, write_whole
+from costcache.report.words import seconds, share, size
 
 if TYPE_CHECKING:
     from costcache.report.advice import Advice
@@ -45,7 +46,7 @@ dt { color: #4b5563; }
 dd { margin: 0; }
 h3 { font-size: 16px; margin: 14px 0 2px; }
 """
-# The page may run its own scripts and styles and can reach nothing else, whatever a library tries.
+# The page may run its own scripts and styles but reach nothing else, whatever a library tries.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 _CONFIG = {"displaylogo": False, "responsive": True, "displayModeBar": False}
 _DRAW = """
@@ -56,21 +57,21 @@ for (const [id, figure] of Object.entries(JSON.parse(document.getElementById("fi
 
 
 def write_report(material: Material, path: Path) -> None:
-    """Write the page of :func:`render`, whole or not at all.
+    """Write the page of :func:`render` atomically.
 
     Raises:
-        SettingsError: plotly is not installed, or there is no such folder.
-        OSError: The file cannot be written.
+        SettingsError: If plotly is not installed, or the folder does not exist.
+        OSError: If the file cannot be written.
     """
     check_outputs(report=path)
     write_whole(path, render(material).encode())
 
 
 def render(material: Material) -> str:
-    """The report as one HTML page, equal for equal material.
+    """Render the report as one HTML page; equal material gives equal bytes.
 
     Raises:
-        SettingsError: plotly is not installed.
+        SettingsError: If plotly is not installed.
     """
     check_outputs(report=Path("report.html"))
     from plotly.offline import get_plotlyjs
@@ -81,8 +82,8 @@ def render(material: Material) -> str:
     if material.policies:
         parts += _charts(material, advice, figures)
     parts += [_table(material), _caveats(advice)]
-    title = f"What to keep in the prefix cache: {material.trace} on {material.model}"
-    # "</" would end the script that the figures are in.
+    title = f"Prefix cache eviction: {material.trace} on {material.model}"
+    # "</" would end the script element that holds the figures.
     values = json.dumps(figures, sort_keys=True, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     draw = _DRAW.replace("CONFIG", json.dumps(_CONFIG, sort_keys=True))
     return "\n".join(
@@ -127,33 +128,33 @@ def _advice(advice: Advice) -> str:
         parts += [
             f"<pre>{escape(advice.command)}</pre>",
             (
-                "<p>SGLang sizes the pool itself where --max-total-tokens is left out: raise or lower "
-                "--mem-fraction-static until its log shows about this many tokens.</p>"
+                "<p>Without --max-total-tokens SGLang sizes the pool itself: adjust --mem-fraction-static "
+                "until its log shows about this many tokens.</p>"
             ),
         ]
     if advice.losses:
         parts += ["<h3>Where it loses</h3>", _list(advice.losses)]
-    return _section("What to do", "", *parts, kind="advice")
+    return _section("Recommendation", "", *parts, kind="advice")
 
 
 def _caveats(advice: Advice) -> str:
-    return _section("What this page cannot tell you", "", _list(advice.caveats))
+    return _section("Limits of this report", "", _list(advice.caveats))
 
 
 def _replayed(material: Material) -> str:
     served = material.deployment
     ways = [f"{name} {served[name]}" for name in ("tp", "pp", "dp_attention") if served.get(name, 1) != 1]
-    each = f"{size(material.token_bytes)} on each GPU" if material.token_bytes else "no key and value bytes"
-    counted = f" (the first {material.warmup:,} only warm the cache up)" if material.warmup else ""
+    each = f"{size(material.token_bytes)} per GPU" if material.token_bytes else "no key and value bytes"
+    counted = f" (the first {material.warmup:,} only warm up the cache)" if material.warmup else ""
     facts = {
         "Trace": f"{material.trace}: {material.requests:,} requests{counted}, "
         f"{material.input_tokens:,} prompt tokens",
         "Model": f"{material.model}, {', '.join([*ways, 'KV cache in ' + str(served['kv_dtype'])])}; "
-        f"a cached token holds {each}",
+        f"a cached token takes {each}",
         "Pages": f"{material.page_size:,} tokens each; "
         f"{material.distinct_tokens:,} tokens in distinct whole pages"
         + (f", {size(material.distinct_tokens * material.token_bytes)}" if material.token_bytes else ""),
-        "Most that can be found": f"{share(material.ceiling)} of the prompt tokens, by a pool without limit",
+        "Upper bound": f"{share(material.ceiling)} of the prompt tokens hit, in an unlimited pool",
         "Policies": ", ".join(dict.fromkeys(r.label for r in material.replays)),
         "Pools": "; ".join(
             f"{name}: {tokens:,} tokens"
@@ -161,7 +162,9 @@ def _replayed(material: Material) -> str:
             for name, tokens in material.capacities
         ),
         "Mode": (
-            "a server with a queue, held memory and output" if material.serving else "one request at a time"
+            "a server with a queue, reserved memory and generated tokens"
+            if material.serving
+            else "one request at a time"
         )
         + (", free target restored after every request" if material.always_free else ""),
     }
@@ -170,7 +173,7 @@ def _replayed(material: Material) -> str:
 
 
 def _charts(material: Material, advice: Advice, figures: dict[str, Figure]) -> list[str]:
-    """The sections with charts; their figures go into ``figures`` by the id of their place."""
+    """The sections with charts; adds their figures to ``figures`` by element id."""
 
     def chart(name: str, title: str, figure: Figure) -> str:
         figures[name] = figure
@@ -180,14 +183,14 @@ def _charts(material: Material, advice: Advice, figures: dict[str, Figure]) -> l
         return _section(title, text, chart(name, title, figure))
 
     ceiling = (
-        "The dashed line is the best that any policy could do, the dotted one a pool without limit."
+        "The dashed line is the offline optimum, the dotted one an unlimited pool."
         if material.optimum
-        else "The dotted line is a pool without limit."
+        else "The dotted line is an unlimited pool."
     )
     parts = [
         section(
             "hit-rates",
-            "More memory, more hits: how many prompt tokens each policy finds",
+            "Token hit rate by pool size",
             f"Higher is better. {ceiling}",
             charts.hit_rates(material),
         )
@@ -197,37 +200,37 @@ def _charts(material: Material, advice: Advice, figures: dict[str, Figure]) -> l
         parts.append(
             section(
                 "gap-closed",
-                "How much of what LRU misses does each policy win back?",
-                "0 % is LRU, 100 % the best possible, which knows the future. Below 0 % is worse than LRU.",
+                "Gap from LRU to the optimum",
+                "0 % is LRU, 100 % the offline optimum, which knows the future. Negative is worse than LRU.",
                 closed,
             )
         )
     parts += [
         _section(
-            "How long until the first token?",
-            "Lower is better. A box holds the middle half of the requests with the median as a line; "
-            "the whiskers reach from the fastest to the slowest twentieth. The scale is logarithmic.",
+            "Time to first token",
+            "Lower is better. A box spans the middle half of the requests, with a line at the median; "
+            "whiskers reach from the 5th to the 95th percentile. The scale is logarithmic.",
             chart("ttft-boxes", "Time to first token by pool and policy", charts.first_token_boxes(material)),
-            "<h3>Share of the requests that have their first token by then</h3>",
+            "<h3>Share of requests with a first token by a given time</h3>",
             chart(
                 "ttft-curves",
-                "Share of requests with a first token by a time",
+                "Share of requests with a first token by a given time",
                 charts.first_token_curve(material, advice),
             ),
         ),
         section(
             "regret",
-            "What was thrown out, and when was it missed?",
-            "Regretted tokens are prompt tokens that an earlier request had brought and that were gone when "
-            "they were asked for again. Lower is better. Evicted tokens are what made room for new ones. "
+            "Evictions and the misses they caused",
+            "Regretted tokens are prompt tokens of earlier requests that were no longer cached when "
+            "requested again. Lower is better. Evicted tokens made room for new ones. "
             f"Each point sums one of {len(material.bins.starts)} equal spans of the trace.",
             charts.losses_over_time(material, advice),
         ),
         section(
             "flops",
-            "How much prefill compute is saved?",
+            "Prefill compute saved",
             "Higher is better. A token deep in a long prompt costs more to compute than one at its start, so "
-            "this may differ from the share of tokens found.",
+            "this can differ from the token hit rate.",
             charts.flops(material),
         ),
     ]
@@ -239,13 +242,13 @@ def _table(material: Material) -> str:
         ("Pool", True),
         ("Policy", True),
         ("Pool tokens", False),
-        ("Tokens found", False),
+        ("Token hit rate", False),
         ("Compute saved", False),
         ("Gap closed", False),
-        ("First token, mean", False),
-        ("First token, median", False),
-        ("First token, 90 of 100 by", False),
-        ("First token, 99 of 100 by", False),
+        ("TTFT, mean", False),
+        ("TTFT, median", False),
+        ("TTFT, p90", False),
+        ("TTFT, p99", False),
         ("KV not computed", False),
         ("Shortfall tokens", False),
         ("Evicted tokens", False),

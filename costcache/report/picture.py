@@ -1,4 +1,4 @@
-"""What every picture shares: it is drawn off screen, is the same at every rerun, and is written whole."""
+"""Draws plots off screen, the same bytes at every rerun, and writes them atomically."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from costcache.errors import SettingsError
 from costcache.report.files import check_outputs, write_whole
 from costcache.report.style import GRID
 
-__all__ = ["check_picture", "picture"]
+__all__ = ["DASHES", "check_picture", "picture"]
+
+DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 3))}
+"""Matplotlib's line styles by plotly's names."""
 
 _FORMATS = ("pdf", "png", "svg")
 
 
 def check_picture(path: Path) -> None:
-    """Fail now rather than after the replay.
+    """Check before the replay that a plot can be written.
 
     Raises:
-        SettingsError: matplotlib is not installed, there is no such folder, or the ending is of no format
-            that can be drawn.
+        SettingsError: If matplotlib is not installed, the folder does not exist, or the suffix is not that of
+            a supported format.
     """
     check_outputs(plot=path)
     if path.suffix.lstrip(".").lower() not in _FORMATS:
@@ -31,15 +34,15 @@ def check_picture(path: Path) -> None:
 
 @contextmanager
 def picture(path: Path, title: str) -> Iterator[Any]:
-    """Axes to draw on; the picture is written when that is done, whole or not at all.
+    """Yield axes to draw on, then write the plot, atomically.
 
     Args:
-        path: Where it goes; the name's ending says the format.
-        title: Its title.
+        path: The file; its suffix names the format.
+        title: Title of the plot.
 
     Raises:
         SettingsError: As :func:`check_picture`.
-        OSError: The file cannot be written.
+        OSError: If the file cannot be written.
     """
     check_picture(path)
     kind = path.suffix.lstrip(".").lower()

@@ -1,4 +1,4 @@
-"""How policies look, the same in every chart: told apart by colour, dash and marker together."""
+"""Colours, dashes and markers of policies, the same in every chart."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ INK = "#1f2328"
 MUTED = "#6b7280"
 GRID = "#e5e7eb"
 
-# Okabe and Ito's palette for all kinds of colour vision, without the yellow that white swallows.
+# Okabe and Ito's palette, distinct to all kinds of colour vision, without the yellow: it is faint on white.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4f2c")
-# Five and seven have no common factor: a colour and a dash meet again after 35 policies.
+# Five and seven are coprime: a pair of colour and dash repeats only after 35 policies.
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon")
 _PATTERNS = ("", "/", ".", "x", "-")
@@ -22,7 +22,7 @@ _LRU = "#9ca3af"
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one policy is drawn, in plotly's words."""
+    """The look of one policy, by plotly's names."""
 
     color: str
     dash: str
@@ -32,9 +32,9 @@ class Style:
 
 
 def styles(policies: Sequence[str]) -> dict[str, Style]:
-    """A style for each policy; LRU, which the others are measured against, is broad and grey.
+    """A style for each policy, in their order but LRU first, so that the others are drawn over it.
 
-    In their order, LRU first: what lies on it stays to be seen.
+    LRU, the baseline, is broad and grey.
     """
     found = {}
     others = [name for name in policies if name != "lru"]

@@ -13,11 +13,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt  # noqa: TID253 # a script that draws, and nothing else
 import numpy as np
 
+from costcache.binding import Binding
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.policies.hazard import Hazard
 from costcache.policies.hazard.bins import edges
-from costcache.radix.store import PrefixStore
+from costcache.radix.tree import RadixTree
 from costcache.settings import Settings
 from costcache.sim.replay import replay
 from costcache.sim.traces import load_trace
@@ -37,15 +38,12 @@ def main() -> None:
         trace = load_trace(TRACES / file)
         capacity = trace.distinct_pages(512) // 20 * 512
         keys = trace.page_keys(512)
-        store = PrefixStore(
-            ModelSpec.preset("llama-3-8b"),
-            capacity,
-            Settings(policy="hazard"),
-            Deployment(page_size=512),
-            page_bytes=keys.bytes_per_page,
+        binding = Binding.of(
+            ModelSpec.preset("llama-3-8b"), Deployment(page_size=512), Settings(policy="hazard")
         )
-        replay(trace, keys, store)
-        order = store.guard.order
+        tree = RadixTree(binding, capacity, page_bytes=keys.bytes_per_page)
+        replay(trace, keys, tree)
+        order = tree.pool.order
         if not isinstance(order, Hazard):
             raise TypeError("the policy was dropped")
         for each in sorted(order.snapshot().classes, key=lambda c: -c.ended)[:6]:

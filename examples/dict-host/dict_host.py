@@ -42,15 +42,15 @@ class DictCache:
         pool.pin(last)  # pinned: the request needs its prefix while it runs
         room = pool.make_room((len(prompt) - end) // size * size, last)  # give me victims
         parent = last
-        for end in range(end + size, end + room + 1, size):
-            prefix = tuple(prompt[:end])
+        for stop in range(end + size, end + room + 1, size):
+            prefix = tuple(prompt[:stop])
             parent = self.blocks[prefix] = Block(parent, size, prefix)
             pool.insert(parent, request)  # made
         pool.unpin(last)
         pool.finish(request, RequestInfo(new_tokens=len(prompt) - found))
         return found
 
-    def take(self, victim: Victim, needed: int) -> int | Refused:
+    def take(self, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002  # blocks go whole
         """Free a victim that the pool chose, if it is one of ours that can be evicted."""
         block = victim.record
         if not isinstance(block, Block) or self.blocks.get(block.prefix) is not block or block.live_children:

@@ -209,7 +209,7 @@ class Tricky(LRU):
             case "again":
                 return self.last or super().next_victim(pool)
             case "stranger":
-                parent = Node(1, None, 0, 0, b"", bytearray(), None)
+                parent = Node(None, 0, 0, b"", bytearray(), None)
                 return Victim(NodeRecord(2, parent, 5, 0))
             case "any leaf":
                 return one([node for node in nodes if node.is_evictable])

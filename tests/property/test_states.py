@@ -194,7 +194,7 @@ def test_a_tombstone_keeps_what_is_behind_it_and_a_leaf_takes_its_kv_along() -> 
     server = Server(made)
     server.serve([1, 2], False)
     server.serve([1, 2, 3, 4], False)
-    inner, leaf = made.pool.records()
+    inner, leaf = made.walk()
     kv, states = made.pools.values()
     freed: list[int] = []
     made.on_free_state = freed.append
@@ -273,7 +273,7 @@ def _cost() -> CostModel:
 def test_states_belong_to_prefixes_and_there_is_one_at_a_time() -> None:
     made = new("lru", 64 * PAGE, 8, joint=True)
     Server(made).serve([1], False)
-    (node,) = made.pool.records()
+    (node,) = made.walk()
     with pytest.raises(ValueError, match="has a state already"):
         made.attach(node, 9)
     with pytest.raises(ValueError, match="is a root"):

@@ -143,7 +143,8 @@ def test_memory_of_a_cut_leaf_is_its_own() -> None:
     value = cache.token_to_kv_pool_allocator.alloc(3000)
     cache.insert(InsertParams(key=RadixKey(array("q", range(3000))), value=value))
     cache.evict(EvictParams(num_tokens=2990))
-    (record,) = cache.pools.kv.records()
+    records: list[Any] = cache.pools.kv.records()
+    (record,) = records
     kept = record.node.component_data[0].value
     assert kept.tolist() == value[:10].tolist()
     assert kept.untyped_storage().nbytes() == 80

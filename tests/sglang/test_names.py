@@ -36,7 +36,8 @@ def insert(cache: CostCache, tokens: list[int], eagle: bool = False, salt: str |
 def names(cache: CostCache) -> dict[tuple[str | None, int], int]:
     """The name of each page of a cache that holds one prompt per salt, by salt and depth."""
     found: dict[tuple[str | None, int], int] = {}
-    for record in cache.pools.kv.records():
+    records: list[Any] = cache.pools.kv.records()
+    for record in records:
         node = record.node
         for offset in range(0, record.tokens, cache.page_size):
             name = record.prefix_hash(offset)

@@ -8,41 +8,20 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 import costcache.plugins
 from costcache import hookimpl, records
 from costcache._version import __version__
-from costcache.cli import COMMANDS, cli
+from costcache.cli import COMMANDS
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.policies import BUILTIN, PolicySpec
 from costcache.policies.keyed import LRU
 from costcache.sim.traces import load_trace
 from costcache.sim.workloads import WORKLOADS
+from tests.unit.commands import answer, costcache_, refusal
 
 MODEL = ("--model", "deepseek-v3")
-
-
-def costcache_(*arguments: str | Path, stdin: bytes | None = None) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in arguments], input=stdin)
-
-
-def answer(*arguments: str | Path, stdin: bytes | None = None) -> str:
-    result = costcache_(*arguments, stdin=stdin)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refusal(*arguments: str | Path, stdin: bytes | None = None) -> str:
-    """The one line that a wrong use ends with."""
-    result = costcache_(*arguments, stdin=stdin)
-    assert result.exit_code == 1, result.output
-    assert isinstance(result.exception, SystemExit)  # nothing was raised through the program
-    assert result.stdout == ""
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("Error: ").rstrip()
 
 
 class Odd:
@@ -71,7 +50,7 @@ def test_plan_shows_the_arithmetic() -> None:
         "85,899,345,920 - 42,949,672,960 = 42,949,672,960 B (40.00 GiB)",
         "61 layers x ((512 + 64)·2 B) = 70,272 B per token",
         "42,949,672,960 / 70,272 = 611,191 tokens",
-        "42,949,672,960 / 4,997,120 = 8,594 tokens if keys and values were kept decompressed",
+        "42,949,672,960 / 4,997,120 = 8,594 tokens if keys and values were cached decompressed",
         "compression ratio 71.1",
     ):
         assert part in shown
@@ -90,9 +69,9 @@ def test_plan_prints_json() -> None:
 
 def test_plan_of_a_hybrid_says_that_states_and_tokens_share_the_memory() -> None:
     shown = answer("plan", "--model", "qwen3-next", "--memory", "40GiB")
-    assert "42,949,672,960 / 24,576 = 1,747,626 tokens, if no state is kept" in shown
-    assert "42,949,672,960 / 77,266,944 = 555 states, if no token is kept" in shown
-    assert "one state holds as much memory as 3,144 tokens" in shown
+    assert "42,949,672,960 / 24,576 = 1,747,626 tokens, if no states are cached" in shown
+    assert "42,949,672,960 / 77,266,944 = 555 states, if no tokens are cached" in shown
+    assert "one state takes as much memory as 3,144 tokens" in shown
 
 
 def test_plan_reads_a_config_file_and_its_folder(tmp_path: Path) -> None:
@@ -130,7 +109,10 @@ def test_plan_reads_a_config_file_and_its_folder(tmp_path: Path) -> None:
             ("--memory", "40GiB", "--set", "architecture.floor=1"),
             "'architecture.floor' is 1: input should be less",
         ),
-        (("--memory", "40GiB", "--headroom", "-1"), "setting 'headroom' is -1.0"),
+        (
+            ("--memory", "40GiB", "--headroom", "-1"),
+            "--headroom is -1.0: input should be greater than or equal to 0",
+        ),
         (("--memory", "40GiB", "--tp", "5"), "tp is 5"),
     ],
 )

@@ -113,7 +113,7 @@ def test_the_largest_numbers_of_a_real_replay_fit_80_columns() -> None:
 
     from rich.console import Console
 
-    from costcache.cli.options import new_table, show
+    from costcache.cli.output import new_table, show
 
     table = new_table(">capacity", ">pool\ntokens", "policy", ">tokens\nhit", ">evicted\ntokens", "~text")
     row = ("14054pages", "7,195,648", "costcache", "100.00%", "96,916,992")
@@ -198,7 +198,16 @@ def test_a_full_disk_is_one_clear_line(line: tuple[str, ...]) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("line", [("--help",), ("plan", *MODEL, "--memory", "80GiB")])
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("--help",),
+        ("simulate", "--help"),
+        ("explain", "--help"),
+        ("trace", "info", "--help"),
+        ("plan", *MODEL, "--memory", "80GiB"),
+    ],
+)
 def test_the_program_starts_without_numpy_or_torch(line: tuple[str, ...]) -> None:
     code = (
         "import sys; from costcache.cli import cli\n"

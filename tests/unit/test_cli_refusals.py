@@ -117,11 +117,20 @@ def test_other_sizes_that_nothing_has_are_refused() -> None:
 
 
 @pytest.mark.parametrize("command", [SIMULATE, EXPLAIN], ids=" ".join)
-@pytest.mark.parametrize("ratio", ["nan", "inf", "1e30"])
-def test_a_ratio_that_leaves_no_memory_for_kv_is_refused(command: tuple[str, ...], ratio: str) -> None:
+@pytest.mark.parametrize(
+    ("ratio", "why"),
+    [
+        ("nan", "input should be greater than or equal to 0"),
+        ("-1.0", "input should be greater than or equal to 0"),
+        ("inf", "leaves nothing for KV; give 0, or a ratio such as 0.9"),
+        ("1e+30", "leaves nothing for KV; give 0, or a ratio such as 0.9"),
+    ],
+)
+def test_a_ratio_that_leaves_no_memory_for_kv_is_refused(
+    command: tuple[str, ...], ratio: str, why: str
+) -> None:
     message = refusal(*command, "good.jsonl", "--mamba-full-memory-ratio", ratio)
-    assert message.startswith("Invalid value for '--mamba-full-memory-ratio': ")
-    assert message.endswith("leaves nothing for KV; give 0, or a ratio such as 0.9")
+    assert message == f"--mamba-full-memory-ratio is {ratio}: {why}"
 
 
 def test_memory_that_holds_no_state_says_what_one_takes() -> None:
@@ -132,8 +141,8 @@ def test_memory_that_holds_no_state_says_what_one_takes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--decode-seconds", "1e308"), "setting 'decode_seconds' is 1e+308: input should be less than"),
-        (("--rate", "1e-308"), "setting 'rate' is 1e-308: input should be greater than"),
+        (("--decode-seconds", "1e308"), "--decode-seconds is 1e+308: input should be less than"),
+        (("--rate", "1e-308"), "--rate is 1e-308: input should be greater than"),
     ],
 )
 def test_times_of_a_server_stay_finite(options: tuple[str, ...], message: str) -> None:
@@ -226,4 +235,4 @@ def test_a_place_that_cannot_be_written_is_named(command: tuple[str, ...]) -> No
 )
 def test_what_is_said_of_a_replay_is_not_passed_over_where_there_is_none(said: tuple[str, str]) -> None:
     plan = PLAN[: PLAN.index("--trace")]
-    assert refusal(*plan, *said) == f"{said[0]} is of a replay: give --trace FILE, or leave it out"
+    assert refusal(*plan, *said) == f"{said[0]} applies to a replay: give --trace FILE, or leave it out"

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 import costcache.plugins
 from costcache import hookimpl
-from costcache.cli import cli
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.policies import BUILTIN, PolicySpec
@@ -23,6 +21,7 @@ from costcache.policies.keyed import LRU
 from costcache.records import NodeRecord
 from costcache.sim.traces import load_trace, write_trace
 from costcache.sim.workloads import generate, workload_settings
+from tests.unit.commands import answer, refusal
 
 MODEL = ("--model", "deepseek-v3")
 RUN_FIELDS = {
@@ -39,27 +38,6 @@ RUN_FIELDS = {
     "ttft_p99",
     "gap_closed",
 }
-
-
-def costcache_(*arguments: str | Path, stdin: bytes | None = None) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in arguments], input=stdin)
-
-
-def answer(*arguments: str | Path, stdin: bytes | None = None) -> str:
-    result = costcache_(*arguments, stdin=stdin)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refusal(*arguments: str | Path, stdin: bytes | None = None) -> str:
-    """The one line that a wrong use ends with."""
-    result = costcache_(*arguments, stdin=stdin)
-    assert result.exit_code == 1, result.output
-    assert isinstance(result.exception, SystemExit)  # nothing was raised through the program
-    assert result.stdout == ""
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("Error: ").rstrip()
 
 
 @pytest.fixture(scope="module")
@@ -324,8 +302,8 @@ def test_policies_are_checked_before_the_trace_is_read(tmp_path: Path) -> None:
         ((*MODEL, "--capacity", "5%,lots"), "capacity 'lots' is not a size: give 5%, 14054pages"),
         ((*MODEL, "--capacity", "0.001%"), "capacity '0.001%' of the trace's"),
         ((*MODEL, "--capacity", "9" * 400 + "pages"), "is larger than any memory"),
-        ((*MODEL, "--headroom", "1"), "setting 'headroom' is 1.0: input should be less than 1"),
-        ((*MODEL, "--headroom", "nan"), "setting 'headroom' is nan"),
+        ((*MODEL, "--headroom", "1"), "--headroom is 1.0: input should be less than 1"),
+        ((*MODEL, "--headroom", "nan"), "--headroom is nan"),
         ((*MODEL, "--tp", "0"), "tp is 0; input should be greater than 0"),
         ((*MODEL, "--tp", "3", "--dp-attention", "2"), "dp_attention is 2, which does not divide tp 3"),
         ((*MODEL, "--pp", "100"), "pp is 100 for 61 layers; use at most 61"),

@@ -9,12 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from costcache import hookimpl
-from costcache.cli import cli
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.explained import Part, Verdict
@@ -30,28 +28,11 @@ from costcache.sim.explain import ClassReport, Explanation, StepIn, explain
 from costcache.sim.trace import Trace
 from costcache.sim.traces import write_trace
 from costcache.sim.workloads import generate, workload_settings
+from tests.unit.commands import answer, refusal
 
 LLAMA = ModelSpec.preset("llama-3-8b")
 HYBRID = ModelSpec.preset("qwen3-next")
 PAGE = 16
-
-
-def costcache_(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in arguments])
-
-
-def answer(*arguments: str | Path) -> str:
-    result = costcache_(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refusal(*arguments: str | Path) -> str:
-    result = costcache_(*arguments)
-    assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("Error: ").rstrip()
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +201,7 @@ def test_the_table_names_what_was_kept_and_dropped(chat: Path) -> None:
     assert "regretted" in shown
     assert "used once, under" in shown
     assert "more classes" in shown
-    assert "were asked for again" in shown
+    assert "were requested again" in shown
     assert "against LRU: " in shown
     everything = answer("explain", chat, "--model", "llama-3-8b", "--top", "700")
     assert "more classes" not in everything

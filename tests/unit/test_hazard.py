@@ -32,7 +32,7 @@ def new(pool_size: int = 1000, page_size: int = 1, **settings: Any) -> RadixCach
 
 
 def order_of(cache: RadixCache) -> Hazard:
-    order = cache._store.guard.order
+    order = cache._pool.order
     order = getattr(order, "watched", order)
     assert isinstance(order, Hazard)
     return order
@@ -96,7 +96,7 @@ def test_the_victim_is_the_one_that_a_look_at_all_leaves_finds(seed: int, pool_s
             assert victim.record.recency == min(leaf.recency for leaf in same)
             return victim
 
-    cache._store.guard.order = Watched()  # its events still go to the order
+    cache._pool._guard.order = Watched()  # its events still go to the order
     for n, prompt in enumerate(stream(seed, 400 if pool_size < 1000 else 1000)):
         cache.clock.advance(n * 1.7)
         ask(cache, prompt, output=n % 700)
@@ -226,7 +226,7 @@ def test_only_the_part_with_the_last_history_is_evicted_by_itself() -> None:
     victim = order_of(cache).next_victim("kv")
     assert victim is not None
     assert (victim.record.depth, victim.record.tokens, victim.tokens) == (0, 50, 10)
-    assert cache._store.take(victim, 30) == 10
+    assert cache._pool.take(victim, 30) == 10
 
 
 def test_memory_is_bounded() -> None:
@@ -302,7 +302,7 @@ def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
 
 def test_flops_count_more_in_the_depth() -> None:
     cache = new(objective="flops")
-    cost: CostModel = cache._store.cost
+    cost: CostModel = cache._tree.binding.cost
     first = cost.recompute_flops(0, 1)
     for n, depth in enumerate(Depths(cost).starts, 1):
         assert cost.recompute_flops(depth, depth + 1) / first == pytest.approx(2 ** (n / 2 - 0.25), rel=0.01)
@@ -505,7 +505,7 @@ def test_requests_that_wait_while_others_evict(seed: int) -> None:
             cache.finish(first, RequestInfo(output_tokens=n % 30))
         if n % 100 == 0:
             check_books(cache)
-    assert not cache._store.guard.fell_back
+    assert not cache._pool.fell_back
     check_structure(cache)
 
 
@@ -580,7 +580,7 @@ def test_when_a_use_is_worked_off_changes_nothing(seed: int) -> None:
         order.use(record)
         order.intake.catch_up()
 
-    at_once._store.guard.use = use
+    at_once._pool._use = use
     running: list[tuple[object, list[int]]] = []
     looked = waited = 0
     for prompt in stream(seed, 400):

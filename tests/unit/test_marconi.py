@@ -78,7 +78,7 @@ def test_it_tunes_from_the_first_eviction_on_and_not_where_the_weight_is_set() -
 
 def test_the_order_takes_the_weight_that_was_found() -> None:
     cache = StateCache("qwen3-next", 3 * 77_266_944, 512, "marconi", policy_settings={"window": 20})
-    order = cache._store.guard.order
+    order = cache._pool.order
     assert isinstance(order, Marconi)
     for number in range(40):
         tokens = [number % 7] * 512

@@ -104,8 +104,7 @@ def test_a_hook_that_raises_when_a_cache_is_made_is_named(hook: str) -> None:
 
 def test_the_token_cost_is_the_plugins_own() -> None:
     cache = RadixCache(MODEL, 10, plugins=claiming(token_cost=lambda: TokenCost(kv_bytes=7)))
-    node = cache.insert([1, 2, 3]).node
-    assert node.bytes == 21
+    assert cache._tree.binding.cost.token.kv_bytes == 7
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def new(
 
 
 def order_of(cache: RadixCache) -> Any:
-    return cache._store.guard.order
+    return cache._pool.order
 
 
 def evictable(cache: RadixCache) -> set[int]:
@@ -161,8 +161,8 @@ def test_an_order_can_start_from_a_cache_that_exists(policy: str) -> None:
     for _ in range(60):
         use.step()
     spec = PLUGINS.policies()[policy]
-    late = spec.make_order(cache._store.cost, (cache._store.pool_state("kv"),), spec.settings())
-    late.load(cache._tree.records())
+    late = spec.make_order(cache._tree.binding.cost, (cache._pool.state(),), spec.settings())
+    late.load(cache._pool.records())
     told = set()
     while (victim := late.next_victim("kv")) is not None:
         told.add(victim.record.serial)

@@ -93,4 +93,4 @@ def test_plan_names_the_ratio_that_fits_a_trace(tmp_path: Path) -> None:
 def test_plan_with_a_trace_refuses_a_model_without_states() -> None:
     result = CliRunner().invoke(cli, ["plan", "--model", "llama-3-8b", "--memory", "10GiB", "--trace", "x"])
     assert result.exit_code == 1
-    assert "--trace is for hybrid models, and 'llama-3-8b' keeps no states" in result.stderr
+    assert "--trace is for hybrid models, and 'llama-3-8b' has no states" in result.stderr

@@ -15,15 +15,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from costcache.binding import Binding
 from costcache.cli import cli
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.model import ModelSpec
+from costcache.radix.states import StateTree
 from costcache.report import Material, check_outputs, gather, render, write_plot, write_report
-from costcache.report.advice import _losses, advise, points, seconds, share, size
+from costcache.report.advice import advise, losses
 from costcache.report.charts import first_token_curve, gap, hit_rates, losses_over_time
 from costcache.report.files import write_whole
 from costcache.report.style import styles
+from costcache.report.words import count, points, seconds, share, size
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.serving import ServingSettings
@@ -242,9 +245,27 @@ def test_a_pool_without_limit_is_never_advised_beside_others(trace_file: Path, t
     assert "Only the pool of 5% was replayed" in text
 
 
-def test_states_that_the_replay_does_not_count_are_named() -> None:
-    found = advise(material_of(simulator(chat(40), model="qwen3-next"), ("lru",)))
-    assert any("states" in caveat for caveat in found.caveats)
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_the_memory_of_a_hybrid_is_divided_as_it_was_replayed(share: float | None) -> None:
+    served = Deployment(page_size=16)
+    sim = Simulator(chat(40), ModelSpec.preset("qwen3-next"), served, state_share=share)
+    memory = 600 * 2**30
+    token = sim.cost.token
+    pool = memory // token.kv_bytes // 16 * 16
+    cells = [Cell(Settings(policy="lru"), "600GiB", pool)]
+    found = advise(gather(sim, cells, outcomes(sim, cells)))
+    assert "600 GiB per GPU for KV and states" in found.headline
+    told = "together" if share is None else "in fixed parts, 50 % of it for states"
+    assert any(f"memory for KV and states {told}" in caveat for caveat in found.caveats)
+    if share is None:
+        assert "--enable-unified-memory" in found.command
+        assert "--max-total-tokens" not in found.command
+    else:
+        tree = StateTree(
+            Binding.of(sim.cost.spec, served, Settings()), pool * token.kv_bytes, state_share=share
+        )
+        sizes = f"--max-total-tokens {tree.capacity} \\\n    --max-mamba-cache-size {tree.state_capacity}"
+        assert sizes in found.command
 
 
 def test_settings_that_were_replayed_are_in_the_command() -> None:
@@ -259,11 +280,11 @@ def test_without_lru_the_advice_says_that_the_gain_is_unknown() -> None:
 
 def test_a_loss_against_lru_is_named() -> None:
     found = material_of(simulator(chat()), ("mru", "lru"))
-    lost = _losses(found, "mru")
+    lost = losses(found, "mru")
     behind = set()
     for pool in POOLS:
         mru, lru = (r.run.token_hit_rate for r in found.replays if r.run.capacity == pool)
-        named = f"At {pool} it finds less than LRU: {points(mru - lru)} of token hit rate." in lost
+        named = f"At {pool} it hits less than LRU: {points(mru - lru)} of token hit rate." in lost
         assert named == (mru < lru)
         behind.add(named)
     assert behind == {True, False}
@@ -297,7 +318,7 @@ def test_a_trace_without_reuse_makes_a_page() -> None:
     assert found.ceiling == 0
     assert found.bins.unit == "requests"
     page = render(found)
-    assert "a cache of any size finds nothing" in page
+    assert "a cache of any size never hits" in page
     assert "NaN" not in own_text(page)
 
 
@@ -433,3 +454,4 @@ def test_figures_in_words() -> None:
     assert seconds(12.34) == "12.3 s"
     assert size(1536) == "1.5 KiB"
     assert size(5 * 2**40) == "5.0 TiB"
+    assert [count(n) for n in (7, 1200, 5e6, 2e9)] == ["7", "1.2k", "5M", "2G"]

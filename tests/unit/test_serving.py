@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costcache.binding import Binding
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.model import ModelSpec
 from costcache.policies import BUILTIN
 from costcache.radix.node import Node
-from costcache.radix.store import PrefixStore
+from costcache.radix.tree import RadixTree
 from costcache.records import RequestInfo, RequestRecord
 from costcache.settings import Settings, read_settings
 from costcache.sim.engine import Simulator
 from costcache.sim.serving import ServingSettings, _Running, _Server, serve
 from costcache.sim.trace import Trace
 from costcache.sim.ttft import PrefillModel
+from tests.property.kit import Finishing
 
 MODEL = ModelSpec.preset("llama-3-8b")
 
@@ -92,19 +94,18 @@ class Audited(_Server):
         always_free = options.pop("always_free", False)
         prefill = options.pop("prefill", per_token(0.1))
         settings = Settings(**{"policy": "lru", **options})
-        store = PrefixStore(
-            MODEL, capacity, settings, Deployment(page_size=page), page_bytes=keys.bytes_per_page
-        )
-        super().__init__(trace, keys, store, prefill, server, always_free, None)
+        binding = Binding.of(MODEL, Deployment(page_size=page), settings)
+        tree = RadixTree(binding, capacity, page_bytes=keys.bytes_per_page)
+        super().__init__(trace, keys, tree, prefill, server, always_free, None)
         self.attempts = 0
         self.ended: dict[int, float] = {}
 
     def start(self, index: int, now: float, *, alone: bool) -> bool:
         self.attempts += 1
         assert alone == (not self.running)
-        before = self.store.oversized
+        before = self.pool.counters.oversized
         started = super().start(index, now, alone=alone)
-        if self.store.oversized > before:
+        if self.pool.counters.oversized > before:
             assert alone
             assert len(self.running) == 1
         self.recount()
@@ -116,13 +117,13 @@ class Audited(_Server):
         self.recount()
 
     def recount(self) -> None:
-        store, tree = self.store, self.store.tree
+        pool, tree = self.pool, self.tree
         nodes = list(tree.walk())
         cached = sum(node.tokens for node in nodes if node.parent is not None)
         held = sum(run.reserved for run in self.running)
-        assert (tree.cached, store.held) == (cached, held)
-        assert store.free >= 0
-        assert store.free + cached + held == store.capacity
+        assert (pool.cached, pool.reserved) == (cached, held)
+        assert pool.free >= 0
+        assert pool.free + cached + held == pool.capacity
         wanted: dict[int, int] = {}
         for run in self.running:
             node: Node | None = run.node
@@ -130,8 +131,8 @@ class Audited(_Server):
                 wanted[node.serial] = node.tokens
                 node = node.parent
         assert {node.serial for node in nodes if node.locks and node.parent is not None} == set(wanted)
-        assert tree.protected == sum(wanted.values())
-        assert store.free >= self.reserve or not tree.evictable
+        assert pool.pinned == sum(wanted.values())
+        assert pool.free >= self.reserve or not pool.evictable
         assert len(self.running) <= self.settings.concurrency
 
 
@@ -160,9 +161,9 @@ def test_no_slot_is_lost_and_no_lock_is_left(
         trace, page, pages * page, server, policy=policy, headroom=headroom, always_free=always_free
     )
     outcome = audited.run()
-    tree = audited.store.tree
+    tree = audited.tree
     assert not audited.running
-    assert (audited.store.held, tree.protected) == (0, 0)
+    assert (audited.pool.reserved, audited.pool.pinned) == (0, 0)
     assert not any(node.locks for node in tree.walk())
     total = -(-(trace.input_tokens + trace.output_tokens) // page) * page
     assert outcome.oversized == np.count_nonzero(total > pages * page)
@@ -199,7 +200,7 @@ def test_sessions_wait_for_answers_and_lose_no_slot(
     )
     audited = Audited(trace, page, pages * page, server, policy=policy)
     outcome = audited.run()
-    assert (audited.store.held, audited.store.tree.protected) == (0, 0)
+    assert (audited.pool.reserved, audited.pool.pinned) == (0, 0)
     assert outcome.ttft is not None
     assert (outcome.ttft > -1e-9).all()
     assert sorted(audited.ended) == list(range(len(trace)))
@@ -347,9 +348,9 @@ def test_a_waiting_head_counts_its_use_once() -> None:
     audited = Audited(trace, 1, 16, server, prefill=per_token(0.25))
     audited.run()
     assert audited.attempts > 3, "the head did not have to wait"
-    uses = {bytes(node.key): node.uses for node in audited.store.tree.walk() if node.parent is not None}
+    uses = {bytes(node.key): node.uses for node in audited.tree.walk() if node.parent is not None}
     assert sorted(uses.values()) == [1, 1, 2]  # the shared prefix by two requests, and two tails by one
-    assert audited.store.tree.clock.requests == 3
+    assert audited.pool.clock.requests == 3
 
 
 def test_a_request_larger_than_the_pool_runs_alone_and_caches_its_head() -> None:
@@ -386,20 +387,19 @@ def test_a_burst_at_one_time_only_stays_a_burst() -> None:
 def test_requests_finish_in_the_order_of_their_ends_and_progress_tells_of_all() -> None:
     trace = trace_of([[i] for i in range(600)], list(range(600)), [5] + [2] * 599)
     keys = trace.page_keys(1)
-    store = PrefixStore(
-        MODEL, 2000, Settings(policy="lru"), Deployment(page_size=1), page_bytes=keys.bytes_per_page
-    )
+    binding = Binding.of(MODEL, Deployment(page_size=1), Settings(policy="lru"))
+    tree = RadixTree(binding, 2000, page_bytes=keys.bytes_per_page)
     ended: list[tuple[int, int]] = []
     heard: list[int] = []
 
     def finish(request: RequestRecord, info: RequestInfo) -> None:
         ended.append((request.number, info.output_tokens or 0))
 
-    store.guard.finish = finish
+    tree.pool.rank_by("lru", Finishing(finish))
     serve(
         trace,
         keys,
-        store,
+        tree,
         per_token(0.1),
         ServingSettings(decode_seconds=1.05, spread_bursts=False),
         progress=heard.append,

@@ -153,7 +153,7 @@ def test_a_change_made_to_fool_it_is_noticed() -> None:
     hazard, lru = Turncoat("hazard"), Turncoat("lru")
     for regime in (hazard, lru):
         regime.serve(3000, returning=10, other=600)
-    order = hazard.cache._store.guard.order
+    order = hazard.cache._pool.order
     assert isinstance(order, Hazard)
     falls = order.snapshot().against_lru.falls
     delay = 0
@@ -175,10 +175,10 @@ def test_a_busy_server_is_no_reason_to_step_in() -> None:
     tokens = trace.distinct_pages(16) // 10 * 16
     server = ServingSettings(rate=0.75)
     by_lru = int(simulator.outcome(Settings(policy="lru"), tokens, serving=server).matched.sum())
-    store = simulator._store(Settings(policy="hazard"), tokens)
-    order = store.guard.order
+    tree = simulator._empty_tree(Settings(policy="hazard"), tokens)
+    order = tree.pool.order
     assert isinstance(order, Hazard)
-    found = int(serve(trace, simulator.keys, store, simulator.prefill, server).matched.sum())
+    found = int(serve(trace, simulator.keys, tree, simulator.prefill, server).matched.sum())
     point = trace.input_tokens.sum() / 100
     assert found > by_lru + 0.8 * point
     gained, lost, _, falls = order.snapshot().against_lru

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from costcache.binding import Binding
 from costcache.deployment import Deployment
 from costcache.errors import PluginError, SettingsError
 from costcache.model import ModelSpec
-from costcache.radix.store import PrefixStore
-from costcache.records import RequestInfo, RequestRecord
+from costcache.radix.tree import RadixTree
 from costcache.settings import Settings
 from costcache.sim.engine import OFFLINE, Simulator
 from costcache.sim.replay import replay
@@ -23,7 +23,7 @@ from costcache.sim.results import TIMING, Run
 from costcache.sim.serving import ServingSettings
 from costcache.sim.trace import Trace
 from costcache.sim.workloads import generate, workload_settings
-from tests.property.kit import claiming
+from tests.property.kit import Finishing, claiming
 from tests.unit.test_replay import traces
 
 MHA = ModelSpec.preset("llama-3-8b")
@@ -72,18 +72,13 @@ def test_a_pool_that_always_keeps_a_share_free_is_a_smaller_pool(
 def test_the_target_is_free_after_every_request(trace: Trace, page: int, pages: int, headroom: float) -> None:
     keys = trace.page_keys(page)
     settings = Settings(policy="lru", headroom=headroom)
-    store = PrefixStore(
-        MHA, pages * page, settings, Deployment(page_size=page), page_bytes=keys.bytes_per_page
-    )
+    binding = Binding.of(MHA, Deployment(page_size=page), settings)
+    tree = RadixTree(binding, pages * page, page_bytes=keys.bytes_per_page)
     free: list[int] = []
-
-    def finish(request: RequestRecord, info: RequestInfo) -> None:
-        free.append(store.free)
-
-    store.guard.finish = finish
-    replay(trace, keys, store, always_free=True)
+    tree.pool.rank_by("lru", Finishing(lambda request, info: free.append(tree.pool.free)))
+    replay(trace, keys, tree, always_free=True)
     assert len(free) == len(trace)
-    assert min(free) >= headroom * store.capacity
+    assert min(free) >= headroom * tree.pool.capacity
 
 
 def test_a_watermark_costs_less_than_always_free_and_nothing_costs_nothing(simulator: Simulator) -> None:

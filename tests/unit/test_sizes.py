@@ -124,6 +124,6 @@ def test_less_than_a_page_says_of_what() -> None:
 
 
 def test_bytes_of_a_model_that_keeps_nothing_per_token() -> None:
-    with pytest.raises(SettingsError, match="'1GB' is in bytes, but a token of this model holds none"):
+    with pytest.raises(SettingsError, match="'1GB' is in bytes, but a token of this model takes none"):
         tokens("1GB", token_bytes=0)
     assert tokens("10%", token_bytes=0) == 160

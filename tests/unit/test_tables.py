@@ -25,7 +25,7 @@ from costcache.sim.engine import Simulator
 from costcache.sim.explain import explain
 from costcache.sim.traces import load_trace
 from tests.property.kit import MODEL, manager
-from tests.unit.test_explain import answer, refusal
+from tests.unit.commands import answer, refusal
 
 PLUGINS = manager()
 
@@ -35,7 +35,7 @@ def new(pool_size: int = 400, **settings: Any) -> RadixCache:
 
 
 def order_of(cache: RadixCache) -> Hazard:
-    order = cache._store.guard.order
+    order = cache._pool.order
     assert isinstance(order, Hazard)
     return order
 
@@ -198,7 +198,7 @@ def test_a_cache_that_starts_from_tables_knows_at_its_first_victims(tmp_path: Pa
     # Twenty chats come back after 20 requests each: LRU has lost them by then.
     assert hot_and_cold(empty, 45) < 100
     assert hot_and_cold(loaded, 45) > 200
-    assert not loaded._store.guard.fallbacks
+    assert not loaded._pool.fell_back
 
 
 def test_the_same_tables_give_the_same_victims(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -213,7 +213,7 @@ def test_the_same_tables_give_the_same_victims(tmp_path: Path, caplog: pytest.Lo
     first, second = ([ask(cache, prompt, output_tokens=70) for prompt in prompts] for cache in caches)
     assert first == second
     assert tables_of(order_of(caches[0]).snapshot()) == tables_of(order_of(caches[1]).snapshot())
-    assert not caches[0]._store.guard.fallbacks
+    assert not caches[0]._pool.fell_back
     caches[0].reset()  # starts from the file once more
     assert [ask(caches[0], prompt, output_tokens=70) for prompt in prompts] == first
 

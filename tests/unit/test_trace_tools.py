@@ -211,7 +211,7 @@ def test_info_prints_sizes_rates_and_histograms(weka: Path) -> None:
         "stop reasons    tool_use 1",
     ):
         assert line in text
-    assert "\n      64 s      2" in text  # after 40 s
+    assert "\n  64 s      2" in text  # after 40 s
     assert "100.0%" in text
 
 

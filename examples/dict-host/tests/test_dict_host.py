@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from dict_host import DictCache
 
 from costcache import KeyedOrder, NodeRecord, RadixCache
