@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from array import array
+from typing import Any
 
 import pytest
 import torch
