@@ -1,4 +1,4 @@
-"""Policies from the literature on prefix trees: evictable nodes, ghosts that come back, the cost of a victim."""
+"""Policies from the literature on prefix trees: evictable nodes, returning ghosts, the cost of a victim."""
 
 from __future__ import annotations
 
