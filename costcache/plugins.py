@@ -429,8 +429,12 @@ class PluginManager:
         """
         plugin, spec = self._policies[name]
         if not serves(spec, model):
-            why = "keeps states, which it does not rank" if model.has_states else "has no states to rank"
-            return f"the model {why}; take {', '.join(self.serving(model))}"
+            why = (
+                "it does not rank state checkpoints, which the model keeps"
+                if model.has_states
+                else "it ranks only state checkpoints, and the model has none"
+            )
+            return f"{why}; take {', '.join(self.serving(model))}"
         try:
             return spec.supports(model)
         except Exception as error:

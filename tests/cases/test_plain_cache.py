@@ -10,12 +10,13 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import costcache_mha.plugin
 import costcache_mla.plugin
-from costcache import PoolState, RadixCache, hookimpl
+from costcache import ModelSpec, PoolState, RadixCache, hookimpl
+from costcache.plugins import serves
 from costcache.policies import BUILTIN
 from tests.property.kit import MODEL, check_structure, manager
 
@@ -58,6 +59,7 @@ def test_a_request_that_caches_its_own_evicts_only_the_shortfall() -> None:
 def test_whatever_is_cached_only_the_shortfall_goes(
     model: str, policy: str, page_size: int, cached: list[int], demand: int
 ) -> None:
+    assume(serves(PLUGINS.policies()[policy], ModelSpec.preset(model)))
     cache = RadixCache(model, 1024, page_size, policy, plugins=PLUGINS)
     for n, size in enumerate(cached):
         cache.insert([n] * size)

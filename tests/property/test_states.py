@@ -258,7 +258,7 @@ def test_hazard_estimates_a_new_class_when_states_are_ranked_next() -> None:
 
 
 def test_only_orders_that_can_know_states_serve_hybrids() -> None:
-    with pytest.raises(PluginError, match=r"'lhd' does not serve model .*: the model keeps states, which"):
+    with pytest.raises(PluginError, match=r"'lhd' does not serve model .*: it does not rank state"):
         new("lhd", 64 * PAGE, 8, joint=True)
     made = Marconi(_cost(), 10**9, 1.0, 50)
     assert make_state_order(made) is made

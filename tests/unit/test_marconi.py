@@ -1,4 +1,4 @@
-"""Marconi's tuning: which weight recent requests would have liked best."""
+"""Marconi's tuning: the weight under which recent requests would have hit the most."""
 
 from __future__ import annotations
 

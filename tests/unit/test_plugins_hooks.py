@@ -1,4 +1,4 @@
-"""Every hook: documented, called as documented, and bound to what pluggy would call."""
+"""Every hook: documented, called as documented, and bound to the function that pluggy would call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entry points: each loads on its own, and what is wrong with one is said by name."""
+"""Entry points: each loads on its own, and errors name the plugin."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def reasons(made: PluginManager) -> dict[str, str]:
-    """What was said of each of this test's plugins."""
+    """Reasons reported for each of this test's plugins."""
     return {f.plugin: f.reason for f in made.failures if f.source.startswith(("plugin_module_", "tests:"))}
 
 
@@ -199,7 +199,7 @@ def test_a_class_is_no_plugin_but_its_instance_is() -> None:
     assert manager(own=Own()).match(ModelSpec.preset(MODEL)).name == "own"
 
 
-# -- policies that are offered, and cannot be used --------------------------------------------
+# -- policies that are offered and cannot be used --------------------------------------------
 
 
 class Unprintable(BaseModel):
@@ -329,8 +329,8 @@ def test_a_refusal_names_the_policies_that_serve_whatever_another_plugin_does() 
     with pytest.raises(PluginError) as error:
         made.check_settings(Settings(policy="gdsf"), made.match(ModelSpec.preset("qwen3-next")))
     assert str(error.value) == (
-        "policy 'gdsf' does not serve model 'qwen3-next': the model keeps states, which it does not rank; "
-        "take consumed-lru, fifo, filo, hazard, lfu, lru, marconi, mine, mru, priority, slru"
+        "policy 'gdsf' does not serve model 'qwen3-next': it does not rank state checkpoints, which the "
+        "model keeps; take consumed-lru, fifo, filo, hazard, lfu, lru, marconi, mine, mru, priority, slru"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which plugin serves a model, and what its hooks may answer."""
+"""Matching a plugin to a model, and checks of its hooks' answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes first under each built-in policy, by hand-made examples."""
+"""Victims of each built-in policy, on hand-made examples."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def new(policy: str, pool_size: int = 100, **settings: int) -> RadixCache:
 
 
 def order_of(cache: RadixCache, prompts: dict[str, list[int]]) -> str:
-    """Evict everything, one node at a time; names of the prompts in order of their going."""
-    gone = ""
+    """Evict everything, one node at a time; names of the prompts in order of eviction."""
+    evicted = ""
     starts = {name: tokens[0] for name, tokens in prompts.items()}
     left = dict(starts)
     while cache.evictable:
@@ -37,9 +37,9 @@ def order_of(cache: RadixCache, prompts: dict[str, list[int]]) -> str:
         }
         for name, first in list(left.items()):
             if first not in roots:
-                gone += name
+                evicted += name
                 del left[name]
-    return gone
+    return evicted
 
 
 def three(policy: str, **settings: int) -> tuple[RadixCache, dict[str, list[int]]]:
@@ -69,7 +69,7 @@ def three(policy: str, **settings: int) -> tuple[RadixCache, dict[str, list[int]
         ("slru", {"protected_threshold": 99}, "cab"),  # all on probation
     ],
 )
-def test_what_goes_first(policy: str, settings: dict[str, int], expected: str) -> None:
+def test_order_of_eviction(policy: str, settings: dict[str, int], expected: str) -> None:
     cache, prompts = three(policy, **settings)
     assert order_of(cache, prompts) == expected
 
@@ -106,7 +106,7 @@ def test_lfu_and_slru_do_not_count_a_waiting_request() -> None:
         assert order_of(cache, prompts) == "ab"
 
 
-def test_lru_keeps_what_is_waited_for() -> None:
+def test_lru_keeps_nodes_that_a_waiting_request_wants() -> None:
     cache = new("lru")
     prompts = {"a": [1, 1], "b": [2, 2]}
     node = cache.insert(prompts["a"]).node
@@ -185,19 +185,19 @@ def test_tlru_is_lru_unless_its_threshold_tells_prompts_apart() -> None:
 
 
 def test_tlru_takes_the_safe_tails_first() -> None:
-    """A next turn of 2 tokens may prefill 6: of each prompt, what starts 4 or less before its end."""
+    """Next turns add 2 tokens and may prefill 6: tails that start 4 or less before the end are safe."""
     cache = new("tlru", threshold=6, next_prompt_estimate=2)
     cache.insert(range(10))
     cache.match_prefix(range(6))  # [6, 10) starts where 4 are left: safe
     cache.insert(range(100, 110))
     cache.match_prefix(range(100, 105))  # [105, 110) starts where 5 are left: not safe
     cache.insert([50, 51, 52])  # 3 tokens in all: safe, and newest
-    went = [(v.start, v.tokens) for v in drain(cache).victims]
-    assert went[:2] == [(6, 4), (0, 3)]
-    assert went[2:] == [(0, 6), (5, 5), (0, 5)], "then least recent first"
+    victims = [(v.start, v.tokens) for v in drain(cache).victims]
+    assert victims[:2] == [(6, 4), (0, 3)]
+    assert victims[2:] == [(0, 6), (5, 5), (0, 5)], "then least recent first"
 
 
-def test_tlru_remembers_the_longest_prefix_after_its_tail_has_gone() -> None:
+def test_tlru_remembers_the_longest_prefix_after_its_tail_was_evicted() -> None:
     cache = new("tlru", threshold=3, next_prompt_estimate=0)
     cache.insert(range(10))
     cache.match_prefix(range(8))

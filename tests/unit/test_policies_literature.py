@@ -1,4 +1,4 @@
-"""Policies of the literature against naive programs of their papers, on objects that may always go."""
+"""Policies from the literature against naive programs of their papers, on always evictable objects."""
 
 from __future__ import annotations
 

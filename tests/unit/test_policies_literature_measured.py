@@ -1,4 +1,4 @@
-"""What the page on policies says of the recorded traces is what they do."""
+"""The figures for recorded traces on the page about policies are what the policies do."""
 
 from __future__ import annotations
 

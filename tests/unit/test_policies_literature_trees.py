@@ -1,4 +1,4 @@
-"""Policies of the literature on prefix trees: what may go, when it comes back, and what a victim costs."""
+"""Policies from the literature on prefix trees: evictable nodes, returning ghosts, the cost of a victim."""
 
 from __future__ import annotations
 

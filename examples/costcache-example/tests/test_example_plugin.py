@@ -1,4 +1,4 @@
-"""The policy on small caches, and what the architecture plugin changes."""
+"""The policy on small caches, and the changes made by the architecture plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin for hybrid models: what it claims, what a token and a state cost, and its policy."""
+"""The plugin for hybrid models: its claims, the bytes of tokens and states, and its policy."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def chain(*ends: int) -> list[NodeRecord]:
 
 
 @pytest.mark.parametrize(("weight", "first"), [(0.0, 1), (1.0, 3)])
-def test_seglen_goes_by_recency_or_by_what_would_be_recomputed(weight: float, first: int) -> None:
+def test_seglen_ranks_by_recency_or_by_replay(weight: float, first: int) -> None:
     records = chain(100, 300, 310)  # 100, 200 and 10 tokens to recompute
     order = Seglen(weight, 1)
     for record in records:
@@ -87,7 +87,7 @@ def test_seglen_goes_by_recency_or_by_what_would_be_recomputed(weight: float, fi
 
 
 def test_seglen_says_why_it_does_not_serve_a_model_without_states() -> None:
-    with pytest.raises(PluginError, match=r"'seglen' does not serve model 'llama-3-8b': .* has no states"):
+    with pytest.raises(PluginError, match=r"'seglen' does not serve model 'llama-3-8b': .* has none"):
         get_plugins().check_settings(
             Settings(policy="seglen"), get_plugins().match(ModelSpec.preset("llama-3-8b"))
         )
