@@ -25,7 +25,7 @@ _MOST = 768
 
 
 class Ending(NamedTuple):
-    """How a request ended.
+    """The ending of a request, as far as it counts.
 
     Attributes:
         output: Range of its output length: 0 for the shortest.

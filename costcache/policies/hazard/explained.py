@@ -58,13 +58,13 @@ class HazardExplained:
         return [] if estimated is None else _unused(estimated.shares().T, group)
 
     def against_lru(self) -> Verdict:
-        """How the order stands against LRU."""
+        """Comparison of the order with LRU."""
         self._intake.catch_up()
         shadow = self._learner.shadow
         return Verdict(shadow.gained, shadow.lost, shadow.behind)
 
     def tables(self) -> str:
-        """What was learned, as the text of a file that the setting ``tables`` takes."""
+        """Text of a file of what was learned, which the setting ``tables`` takes."""
         return tables_of(snapshot_of(self._intake, self._learner, self._ranker)).text()
 
 

@@ -20,7 +20,7 @@ ALL = -1
 """In place of a family: all classes."""
 _SMOOTHINGS = 2
 _ONE_STRETCH = 20.0
-"""How much more a prior weighs at an age as long as the time watched."""
+"""Factor by which a prior weighs more at an age as long as the time watched."""
 
 
 class LifeTable:

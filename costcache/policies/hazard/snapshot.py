@@ -58,7 +58,7 @@ class CohortSnapshot(NamedTuple):
 
 
 class ClassSnapshot(NamedTuple):
-    """What is known of one class.
+    """Knowledge of one class.
 
     Attributes:
         name: The class in words.
@@ -90,7 +90,7 @@ class ClassSnapshot(NamedTuple):
 
 
 class AgainstLRU(NamedTuple):
-    """How the order stands against LRU.
+    """Comparison of an order with LRU.
 
     Attributes:
         gained: Tokens found that LRU would not have found.
@@ -107,7 +107,7 @@ class AgainstLRU(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a :class:`~costcache.policies.hazard.order.Hazard` knows at one time.
+    """Knowledge of a :class:`~costcache.policies.hazard.order.Hazard` at one time.
 
     Attributes:
         clock: Unit of times and ages; None until a request has ended.
@@ -150,7 +150,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class StatesSnapshot:
-    """What a :class:`~costcache.policies.hazard.states.HazardStates` knows at one time.
+    """Knowledge of a :class:`~costcache.policies.hazard.states.HazardStates` at one time.
 
     Attributes:
         now: The time.

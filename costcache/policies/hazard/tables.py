@@ -35,7 +35,7 @@ Bins = Annotated[list[Amount], Field(max_length=BINS)]
 
 
 class Ended(BaseModel):
-    """How the last request that used a class ended.
+    """The ending of the last request that used a class.
 
     Attributes:
         output_tokens: Least output length of the class.
