@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from costcache.guard import HookGuard
 from costcache.plugins import Architecture, PluginManager, get_plugins
 from costcache.pool import Pool
+from costcache.settings import read_settings
 
 if TYPE_CHECKING:
     from costcache.cost import CostModel
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from costcache.eviction import Refused
     from costcache.model import ModelSpec
     from costcache.orders import VictimOrder
-    from costcache.policies import PolicySpec
+    from costcache.policies.spec import PolicySpec
     from costcache.records import Clock, PoolState, Victim
     from costcache.settings import PoolSettings, Settings
 
@@ -29,6 +30,8 @@ class Binding:
 
     Attributes:
         settings: The framework's settings.
+        policy: The chosen policy's own name.
+        spec: The chosen policy.
         architecture: The plugin that serves the model.
         cost: The cost model.
         pool_settings: The settings that the plugin's hooks see.
@@ -36,6 +39,8 @@ class Binding:
     """
 
     settings: Settings
+    policy: str
+    spec: PolicySpec
     architecture: Architecture
     cost: CostModel
     pool_settings: PoolSettings
@@ -65,8 +70,10 @@ class Binding:
         plugins = get_plugins() if plugins is None else plugins
         architecture = plugins.match(model)
         cost = architecture.cost(deployment)
-        plugins.check_settings(settings, architecture)
-        return cls(settings, architecture, cost, architecture.pool_settings(settings), plugins)
+        policy, spec = plugins.policy_spec(settings, architecture)
+        read_settings(spec.settings, settings.policy_settings, "policy_settings.")
+        pool_settings = architecture.pool_settings(settings)
+        return cls(settings, policy, spec, architecture, cost, pool_settings, plugins)
 
     @property
     def page_size(self) -> int:
@@ -87,23 +94,9 @@ class Binding:
         return -(-self.settings.trim_chunk // page) * page if trim == "chunk" else page
 
     @property
-    def policy(self) -> str:
-        """The chosen policy's own name."""
-        return self.plugins.policy_spec(self.settings, self.architecture)[0]
-
-    @property
-    def sees_leaves_only(self) -> bool:
-        """Whether the chosen policy ranks leaves by their uses, times and priorities alone."""
-        return self._spec.leaves_only
-
-    @property
     def ranks_states(self) -> bool:
         """Whether the chosen policy ranks KV and states together, on a model with states."""
-        return self.architecture.model.has_states and "states" in self._spec.sees
-
-    @property
-    def _spec(self) -> PolicySpec:
-        return self.plugins.policy_spec(self.settings, self.architecture)[1]
+        return self.architecture.model.has_states and "states" in self.spec.sees
 
     def make_order(self, pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
         """Make a new order of the chosen policy; returns the policy's own name and the order.
@@ -112,7 +105,8 @@ class Binding:
             PluginError: The order cannot be made.
             SettingsError: A setting under ``policy_settings`` is wrong.
         """
-        return self.plugins.make_order(self.settings, self.architecture, self.cost, pools)
+        settings = self.settings.model_copy(update={"policy": self.policy})
+        return self.plugins.make_order(settings, self.architecture, self.cost, pools)
 
     def pool(
         self,

@@ -229,7 +229,7 @@ def why_not_rust(
         return "an external cache linker is attached"
     if binding.settings.trim == "exact":
         return "setting 'trim' is 'exact', and the Rust core can cut at chunks only"
-    if not binding.sees_leaves_only:
+    if not binding.spec.leaves_only:
         return f"the policy {binding.policy!r} looks at more than leaves"
     backend = tree_core_registry.select_tree_core_backend(params)
     if backend != "rust":
