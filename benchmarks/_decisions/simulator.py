@@ -138,11 +138,11 @@ def _explained(
     told = explain(simulator, Settings(policy="hazard", policy_settings=settings), capacity)
     figures = dict(_note(log, told.outcome))
     log("ages", np.array(told.ages))
-    for account in told.accounts:
+    for account in told.classes:
         log("class", list(_numbers(astuple(account))))
-    for fall in told.falls:
+    for fall in told.step_ins:
         log("fall", astuple(fall))
-    figures |= {"gained": told.gained, "lost": told.lost, "falls": len(told.falls)}
+    figures |= {"gained": told.gained, "lost": told.lost, "falls": len(told.step_ins)}
     log("against lru", told.unit, told.compared, told.gained, told.lost)
     if told.tables is None:
         return figures

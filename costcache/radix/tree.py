@@ -116,7 +116,7 @@ class RadixTree:
     def refresh(self, node: Node) -> None:
         """Make ``node`` and its ancestors recent without counting a use: someone waits for them."""
         self.pool.clock.accesses += 1
-        self.pool.use(node.path(), None)
+        self.pool.use(reversed(node.path()), None)  # a node stays more recent than those after it
 
     # -- structure ---------------------------------------------------------------------------
 

@@ -337,7 +337,7 @@ def test_an_order_hears_every_change_in_order() -> None:
     cache.unlock(leaf)
     assert heard() == [("unlock", 3)], "the prefix was locked by its child alone, and is no leaf"
     cache.refresh(found.node)
-    assert heard() == [("refresh", 2, 5), ("refresh", 4, 3)]
+    assert heard() == [("refresh", 4, 3), ("refresh", 2, 5)]
     cache.finish("r", RequestInfo(output_tokens=7))
     assert heard() == [("finish", 1, 6, 7)]
     cache.evict(1)
