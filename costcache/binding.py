@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from costcache import generic
 from costcache.guard import HookGuard
 from costcache.plugins import Architecture, PluginManager, get_plugins
 from costcache.pool import Pool
@@ -143,22 +144,11 @@ class Binding:
                 first.
             also: Likewise.
         """
-        hooks = HookGuard(self.architecture.name)
-        if not lower_tier:
-            model, settings = self.architecture.model, self.pool_settings
-            # The guard checks every answer of a plugin.
-            free_target: Callable[..., Any] = self.architecture.free_target
-            adjust: Callable[..., Any] = self.architecture.adjust_eviction_count
-            hooks = HookGuard(
-                self.architecture.name,
-                lambda pool: free_target(model, pool, settings),
-                lambda pool, requested: adjust(model, pool, requested, settings),
-            )
         return Pool(
             name,
             take,
             (make_order or self.make_order) if ranked else None,
-            hooks,
+            HookGuard(self.architecture.name) if lower_tier else self._hooks(),
             unit=unit,
             page_size=self.page_size,
             capacity=capacity,
@@ -169,4 +159,20 @@ class Binding:
             flat=flat,
             lower_tier=lower_tier,
             also=also,
+        )
+
+    def _hooks(self) -> HookGuard:
+        """The plugin's eviction hooks under guard, without those that are as good as left out."""
+        architecture, settings = self.architecture, self.pool_settings
+        model = architecture.model
+        # The guard checks every answer of a plugin.
+        free_target: Callable[..., Any] = architecture.free_target
+        adjust: Callable[..., Any] = architecture.adjust_eviction_count
+        no_headroom = free_target is generic.free_target and not settings.headroom
+        return HookGuard(
+            architecture.name,
+            None if no_headroom else lambda pool: free_target(model, pool, settings),
+            None
+            if adjust is generic.adjust_eviction_count
+            else lambda pool, requested: adjust(model, pool, requested, settings),
         )

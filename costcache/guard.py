@@ -141,7 +141,8 @@ class HookGuard:
 
     def adjusted(self, state: PoolState, requested: int) -> int:
         """Units to evict, in whole pages: the plugin's count, or ``requested`` if that is wrong."""
-        requested = state.in_pages(requested)
+        if state.page_size > 1:
+            requested = state.in_pages(requested)
         if self._adjust is None:
             return requested
         try:

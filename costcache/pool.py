@@ -11,10 +11,8 @@ that raises is dropped for LRU, which starts from the records.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
-
-from mypy_extensions import mypyc_attr
 
 from costcache.eviction import Eviction, EvictionCounters, Refused
 from costcache.guard import HookGuard, OrderGuard
@@ -37,7 +35,6 @@ _DELETE = Action.DELETE
 _pool_state = tuple_maker(PoolState)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Pool:
     """The records of one kind of memory, its order under guard, its evictions and its counters.
 
@@ -74,6 +71,7 @@ class Pool:
         "_also",
         "_attach",
         "_consume",
+        "_counts_tokens",
         "_defer",
         "_detach",
         "_dropped",
@@ -168,6 +166,7 @@ class Pool:
         self._hooks = hooks
         self._measure = measure
         self._also = tuple(also)
+        self._counts_tokens = token_units == 1 and not state_units
         self._serial = 0
         self._dropped = 0
         self._guard: OrderGuard
@@ -270,8 +269,13 @@ class Pool:
         if self._measure is not None:
             return self._measure()
         capacity, reserved = self.capacity, self.reserved
-        free = capacity - self.used - reserved
-        return _pool_state((self.name, self.unit, capacity, free, self.evictable, reserved, self.page_size))
+        if self._counts_tokens:  # the usual pool: without the detours, since an eviction asks each time
+            used = self.cached
+            evictable = used - self.pinned
+        else:
+            used, evictable = self.used, self.evictable
+        free = capacity - used - reserved
+        return _pool_state((self.name, self.unit, capacity, free, evictable, reserved, self.page_size))
 
     def records(self) -> list[NodeRecord]:
         """All records, in order of creation."""
@@ -295,7 +299,7 @@ class Pool:
 
     # -- matched -----------------------------------------------------------------------------
 
-    def use(self, path: Iterable[NodeRecord], request: RequestRecord | None, *, again: bool = True) -> None:
+    def use(self, path: list[NodeRecord], request: RequestRecord | None, *, again: bool = True) -> None:
         """A walk matched these records, parents first; the host has counted it in ``clock.accesses``.
 
         Each record counts one use per request.
@@ -307,48 +311,48 @@ class Pool:
             again: Records that the request had used before are touched; False only refreshes them, as by a
                 server that looks up a waiting request many times.
         """
-        recency, refresh = self.clock.accesses, self._refresh
-        record: NodeRecord | None = None
+        clock = self.clock
+        recency = clock.accesses
         if request is None:
             for record in path:
                 record.recency = recency
-                if refresh is not None:
-                    try:
-                        refresh(record)
-                    except Exception as error:
-                        self._failed("refresh", error)
-                        refresh = self._refresh
+                self.refresh(record)
             return
-        use, touch, now, counted = self._use, self._touch, self.clock.now, request.counted
+        use, touch, now, counted, last = self._use, self._touch, clock.now, request.counted, None
         for record in path:
             record.recency = recency
+            last = record
             end = record.depth + record.tokens
             if end > counted:
                 record.uses += 1
                 record.last_use = now
-                request.counted = counted = end
+                counted = end
                 if use is not None:
                     try:
                         use(record)
                     except Exception as error:
                         self._failed("use", error)
-                        use, touch, refresh = self._use, self._touch, self._refresh
+                        use, touch = self._use, self._touch
             elif not again:
-                if refresh is not None:
-                    try:
-                        refresh(record)
-                    except Exception as error:
-                        self._failed("refresh", error)
-                        use, touch, refresh = self._use, self._touch, self._refresh
+                self.refresh(record)
+                use, touch = self._use, self._touch  # in case that failed
                 continue
             if touch is not None:
                 try:
                     touch(record)
                 except Exception as error:
                     self._failed("touch", error)
-                    use, touch, refresh = self._use, self._touch, self._refresh
-        if record is not None and not self.lower_tier:
-            _reached(request, record)
+                    use, touch = self._use, self._touch
+        if last is not None:
+            request.counted = counted
+            if not self.lower_tier:
+                self._reach(request, last)
+
+    def _reach(self, request: RequestRecord, record: NodeRecord) -> None:
+        """Note the deepest node that a request used or made and that is still there: its end."""
+        last = request.end
+        if last is None or last.parent is None or record.depth + record.tokens >= last.depth + last.tokens:
+            request.end = record
 
     def refresh(self, record: NodeRecord) -> None:
         """The recency or the priority of a record changed without a use; the host has set it."""
@@ -412,7 +416,7 @@ class Pool:
             record.inherit(history)
             record.priority = max(priority, history.priority)
         if request is not None and not self.lower_tier:
-            _reached(request, record)
+            self._reach(request, record)
         heard = self._insert
         if heard is not None:
             try:
@@ -617,16 +621,26 @@ class Pool:
             watermark: Also free up to the free target, as serving does.
             keep: A record that stays, and so do its ancestors.
         """
-        book = self.book
+        book, hooks = self.book, self._hooks
         missing = operator.index(shortfall)  # a server's counts may be numpy's
         if missing <= 0:
             return Eviction(self.name, book._guard.name, 0, 0, 0)
+        briefly = keep is not None and book._pin_briefly(keep)
+        state = self.state()
+        headroom = hooks.headroom(state) if watermark else 0
+        goal = min(hooks.adjusted(state, missing + headroom), state.evictable)
+        eviction = Eviction(self.name, book._guard.name, missing, headroom, goal)
+        if goal > 0:
+            self._free_victims(eviction)
         if keep is not None:
-            pinned = book._pin_briefly(keep)
-            eviction = self._evict(missing, watermark)
-            book._unpin_briefly(keep, pinned)
-            return eviction
-        return self._evict(missing, watermark)
+            book._unpin_briefly(keep, briefly)
+        counters = self.counters
+        counters.evictions += 1
+        counters.shortfall += missing
+        counters.evicted += eviction.freed
+        if eviction.freed < missing:
+            counters.short += 1
+        return eviction
 
     def _pin_briefly(self, record: NodeRecord) -> bool:
         """Pin a record for one eviction; returns whether its ancestors were left out.
@@ -648,21 +662,6 @@ class Pool:
         self.pinned = 0
         self._unlocked(record)
 
-    def _evict(self, missing: int, watermark: bool) -> Eviction:
-        state, hooks = self.state(), self._hooks
-        headroom = hooks.headroom(state) if watermark else 0
-        goal = min(hooks.adjusted(state, missing + headroom), state.evictable)
-        eviction = Eviction(self.name, self.book._guard.name, missing, headroom, goal)
-        if goal > 0:
-            self._free_victims(eviction)
-        counters = self.counters
-        counters.evictions += 1
-        counters.shortfall += missing
-        counters.evicted += eviction.freed
-        if eviction.freed < missing:
-            counters.short += 1
-        return eviction
-
     def _free_victims(self, eviction: Eviction) -> None:
         guard, take, goal, name, freed = self.book._guard, self.take, eviction.goal, self.name, 0
         victims, trims = eviction._victims, 0
@@ -683,7 +682,7 @@ class Pool:
                 continue
             end, uses, recency = record.depth + record.tokens, record.uses, record.recency
             got = take(victim, goal - freed)
-            if not isinstance(got, Refused) and got > 0:
+            if type(got) is int and got > 0:
                 freed += got
                 trimmed = action is _DELETE and record.parent is not None
                 trims += trimmed
@@ -695,11 +694,13 @@ class Pool:
                 deferred[record.serial] = victim
         eviction.freed = freed
         eviction.policy = guard.name
-        self.counters.victims += len(victims)
-        self.counters.trimmed += trims
-        self.counters.deferred += len(deferred)
-        for victim in deferred.values():
-            self.defer(victim)
+        counters = self.counters
+        counters.victims += len(victims)
+        counters.trimmed += trims
+        if deferred:
+            counters.deferred += len(deferred)
+            for victim in deferred.values():
+                self.defer(victim)
 
     def next_victim(self) -> Victim | None:
         """Ask the order for a victim, for a host whose own walk evicts it; :meth:`defer` those that stay."""
@@ -722,10 +723,3 @@ class Pool:
         # Only an order that names locked nodes is suspect: then it is worth a look at all of them.
         records = self.book.live.values()
         return locked and any(r.is_evictable and r.serial not in deferred for r in records)
-
-
-def _reached(request: RequestRecord, record: NodeRecord) -> None:
-    """Note the deepest node that a request used or made and that is still there: its end."""
-    end = request.end
-    if end is None or end.parent is None or record.depth + record.tokens >= end.depth + end.tokens:
-        request.end = record

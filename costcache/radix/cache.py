@@ -44,6 +44,7 @@ class PrefixCache:
         self._events = EventStream(tree.page_bytes, tree.page_size)
         self._freed: list[NDArray[np.int64]] = []
         tree.on_free = self._freed.append
+        self._given_out = self._out  # bound once
         self._device: Any = None
         self._hits = self._misses = self._hit_tokens = self._asked_tokens = 0
 
@@ -142,7 +143,7 @@ class PrefixCache:
             cache_salt: Nor do prefixes of different salts.
         """
         array = as_int64(tokens, "tokens")
-        record = self._request(request)
+        record = self._pool.begin() if request is None else self._request(request)
         first = record.end is None
         tree = self._tree
         root = tree.root((extra_key, cache_salt))
@@ -187,7 +188,7 @@ class PrefixCache:
         array = as_int64(tokens, "tokens")
         given = self._given(slots, array.size)
         priority = as_whole(priority, "priority")
-        record = self._request(request)
+        record = self._pool.begin() if request is None else self._request(request)
         tree, pool, page_size = self._tree, self._pool, self._page_size
         namespace = (extra_key, cache_salt)
         key = as_key(array, page_size)
@@ -216,7 +217,7 @@ class PrefixCache:
                 self._reserve()
                 if self._events:
                     self._events.stored(node, namespace)
-        return Inserted(node, matched, added, given, parts, self._out)
+        return Inserted(node, matched, added, given, parts, self._given_out)
 
     def finish(self, request: Hashable, info: RequestInfo | None = None) -> None:
         """End a request, once, and say what is known of it; policies learn from it.
@@ -369,7 +370,7 @@ class PrefixCache:
 
     def _found(self, node: Node, first: bool) -> Match:  # noqa: ARG002  # caches with states count uses by it
         """The result of a walk that ended at ``node``; ``first`` if it was its request's first."""
-        return Match(node, self._out)
+        return Match(node, self._given_out)
 
     def _fit(self, node: Node, tokens: int) -> int:
         """Make room under ``node`` for ``tokens`` more tokens; returns how many fit."""
@@ -380,8 +381,6 @@ class PrefixCache:
         self._pool.reserved = self._slots.reserved
 
     def _request(self, name: Hashable) -> RequestRecord:
-        if name is None:
-            return self._pool.begin()
         record = self._requests.get(name)
         if record is None:
             record = self._requests[name] = self._pool.begin()
@@ -409,7 +408,7 @@ class PrefixCache:
     def _collect(self) -> NDArray[np.int64]:
         """Return the slots that an eviction freed, which are free from now on."""
         freed = self._freed
-        slots = joined(freed)
+        slots = freed[0] if len(freed) == 1 else joined(freed)
         freed.clear()
         self._slots.evict(slots)
         return slots

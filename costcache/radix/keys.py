@@ -1,4 +1,4 @@
-"""What users give, as the cache needs it: tokens and slots of lists, arrays and tensors; whole numbers."""
+"""Reads the arguments of users: tokens and slots in lists, arrays and tensors; whole numbers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["as_count", "as_int64", "as_key", "as_whole"]
 
 
 def as_int64(values: Any, what: str) -> NDArray[np.int64]:
-    """``values`` as a contiguous int64 array of one dimension, without a copy where possible.
+    """Return ``values`` as a contiguous int64 array of one dimension, without a copy if possible.
 
     Args:
         values: A list or tuple of ints, a numpy array of integers, or a torch tensor of integers
             (moved to the CPU if it is not there).
-        what: What they are, for the error (``"tokens"``).
+        what: Their name in errors (``"tokens"``).
 
     Raises:
-        TypeError: Not integers.
-        ValueError: Not one dimension.
+        TypeError: If they are not integers.
+        ValueError: If they do not have one dimension.
     """
     if type(values) is not np.ndarray:
         if hasattr(values, "detach"):  # a torch tensor; torch itself is not needed here
@@ -40,18 +40,19 @@ def as_int64(values: Any, what: str) -> NDArray[np.int64]:
 
 
 def as_key(tokens: NDArray[np.int64], page_size: int) -> memoryview:
-    """The bytes of the whole pages of ``tokens``, without a copy."""
-    whole = tokens.size - tokens.size % page_size
+    """Return the bytes of the whole pages of ``tokens``, without a copy."""
+    size = tokens.size
+    whole = size - size % page_size
     if not whole:
         return memoryview(b"")  # an empty array cannot be cast
-    return (tokens[:whole] if whole != tokens.size else tokens).data.cast("B")
+    return (tokens[:whole] if whole != size else tokens).data.cast("B")
 
 
 def as_whole(value: Any, what: str) -> int:
-    """A whole number of any kind, numpy's too, as an int.
+    """Return a whole number of any kind, numpy's too, as an int.
 
     Raises:
-        TypeError: It is none.
+        TypeError: If it is not a whole number.
     """
     try:
         return operator.index(value)
@@ -60,11 +61,11 @@ def as_whole(value: Any, what: str) -> int:
 
 
 def as_count(value: Any, what: str) -> int:
-    """The same, of 0 or more.
+    """Return a whole number of 0 or more as an int.
 
     Raises:
-        TypeError: It is no whole number.
-        ValueError: It is below 0.
+        TypeError: If it is not a whole number.
+        ValueError: If it is below 0.
     """
     count = as_whole(value, what)
     if count < 0:

@@ -9,7 +9,7 @@ from mypy_extensions import mypyc_attr
 
 from costcache.eviction import Refused
 from costcache.radix.node import Node, Root
-from costcache.records import Action, RequestRecord, Victim
+from costcache.records import Action, NodeRecord, RequestRecord, Victim
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +91,7 @@ class RadixTree:
             The deepest node that matched, all of it; ``node.end`` tokens match.
         """
         page_bytes = self.page_bytes
-        path: list[Node] = []
+        path: list[NodeRecord] = []
         node, at, size = root, 0, len(key)
         while at < size:
             child = node.children.get(bytes(key[at : at + page_bytes]))
@@ -116,7 +116,9 @@ class RadixTree:
     def refresh(self, node: Node) -> None:
         """Make ``node`` and its ancestors recent without counting a use: someone waits for them."""
         self.pool.clock.accesses += 1
-        self.pool.use(reversed(node.path()), None)  # a node stays more recent than those after it
+        path: list[NodeRecord] = [*node.path()]
+        path.reverse()  # the prefix last: it stays more recent than what comes after it
+        self.pool.use(path, None)
 
     # -- structure ---------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class ValueList(UnifiedLRUList):
     def reset_node_mru(self, node: CostNode) -> None:
         super().reset_node_mru(node)
         if not self.silent:
-            self._pool.use((getattr(node, self._name),), self._pool.request, again=False)
+            self._pool.use([getattr(node, self._name)], self._pool.request, again=False)
 
     def reset_node_and_window_ancestors_mru(
         self, node: CostNode, root_node: CostNode, window_size: int, should_include: Callable[[Any], bool]

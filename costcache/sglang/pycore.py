@@ -226,7 +226,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         """A walk that ended at ``node`` used the whole path, on behalf of the request at work."""
         root = self.root_node
         path: list[NodeRecord] = []
-        hosted: list[PoolRecord] = []
+        hosted: list[NodeRecord] = []
         while node is not root:
             if node.kv is not None:
                 path.append(node.kv)

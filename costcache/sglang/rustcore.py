@@ -275,7 +275,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
         if deeper and before is not None:
             self._move_use(before)
         if record.parent is not None:
-            kv.use((record,), request, again=inserting)
+            kv.use([record], request, again=inserting)
         else:  # the order does not know it
             record.recency = kv.clock.accesses
             if request is not None and deeper:
