@@ -11,6 +11,7 @@ import enum
 import functools
 import importlib
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -54,7 +55,9 @@ RELATED = {
         "StateCache",
         "StateMatch",
     ),
-    "costcache.eviction": ("Eviction", "Freed", "EvictionCounters"),
+    "costcache.pool": ("Pool",),
+    "costcache.binding": ("Binding",),
+    "costcache.eviction": ("Eviction", "Freed", "EvictionCounters", "Refused"),
     "costcache.records": ("Clock", "RequestRecord"),
     "costcache.settings": ("PoolSettings",),
     "costcache.plugins": ("PluginManager", "Architecture", "PluginFailure"),
@@ -422,8 +425,8 @@ def described(value: type | Callable[..., Any]) -> Iterator[str]:
         yield from ("```text", f"{value.__name__}{signature(value)}", "```", "")
         yield from documented(value.__doc__, value.__name__)
         return
-    names = (base.__name__ for base in value.__bases__ if base not in (object, tuple))
-    bases = ", ".join(name for name in names if not name.startswith("_"))
+    named = (base for base in value.__bases__ if base not in (object, tuple, *undocumented(value)))
+    bases = ", ".join(base.__name__ for base in named if not base.__name__.startswith("_"))
     model = issubclass(value, BaseModel)
     yield from ("```text", f"class {value.__name__}" + (f"({bases})" if bases else ""))
     if not issubclass(value, enum.Enum | Exception | BaseModel):
@@ -440,8 +443,13 @@ def described(value: type | Callable[..., Any]) -> Iterator[str]:
 
 
 def members(value: type) -> Iterator[str]:
-    """The public methods and properties that a class itself defines and documents."""
-    for name, found in vars(value).items():
+    """The public methods and properties that a class documents, and those of bases without a section."""
+    inherited = {name: found for base in undocumented(value) for name, found in vars(base).items()}
+    inherited.pop("__init__", None)
+    for name, found in {
+        **vars(value),
+        **{k: v for k, v in inherited.items() if k not in vars(value)},
+    }.items():
         if name == "__init__" and found.__doc__ and not dataclasses.is_dataclass(value):
             arguments = sections(inspect.cleandoc(found.__doc__))
             if {"Args", "Raises"} & set(arguments):
@@ -456,6 +464,14 @@ def members(value: type) -> Iterator[str]:
             shown = f"{value.__name__}.{name}{signature(function, bound=not isinstance(found, staticmethod))}"
         yield from (f"`{shown}`", "")
         yield from documented(found.__doc__, f"{value.__name__}.{name}")
+
+
+def undocumented(value: type) -> list[type]:
+    """Bases of a class, in this project, that have no section of their own."""
+    public = {*costcache.__all__, *itertools.chain.from_iterable(RELATED.values())}
+    return [
+        b for b in value.__mro__[1:] if b.__module__.startswith("costcache.") and b.__name__ not in public
+    ]
 
 
 def own(found: object) -> bool:
