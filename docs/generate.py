@@ -444,12 +444,10 @@ def described(value: type | Callable[..., Any]) -> Iterator[str]:
 
 def members(value: type) -> Iterator[str]:
     """The public methods and properties that a class documents, and those of bases without a section."""
-    inherited = {name: found for base in undocumented(value) for name, found in vars(base).items()}
-    inherited.pop("__init__", None)
-    for name, found in {
-        **vars(value),
-        **{k: v for k, v in inherited.items() if k not in vars(value)},
-    }.items():
+    found_in = dict(vars(value))
+    for base in undocumented(value):
+        found_in |= {name: it for name, it in vars(base).items() if name not in found_in and name[0] != "_"}
+    for name, found in found_in.items():
         if name == "__init__" and found.__doc__ and not dataclasses.is_dataclass(value):
             arguments = sections(inspect.cleandoc(found.__doc__))
             if {"Args", "Raises"} & set(arguments):
@@ -469,9 +467,8 @@ def members(value: type) -> Iterator[str]:
 def undocumented(value: type) -> list[type]:
     """Bases of a class, in this project, that have no section of their own."""
     public = {*costcache.__all__, *itertools.chain.from_iterable(RELATED.values())}
-    return [
-        b for b in value.__mro__[1:] if b.__module__.startswith("costcache.") and b.__name__ not in public
-    ]
+    ours = (base for base in value.__mro__[1:] if base.__module__.startswith("costcache."))
+    return [base for base in ours if base.__name__ not in public]
 
 
 def own(found: object) -> bool:
