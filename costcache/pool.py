@@ -440,6 +440,8 @@ class Pool:
         prefix.locks = int(tail.locks > 0 if locked is None else locked)
         if self.flat:
             self.root.live_children += 1
+            if tail.pins and not prefix.locks:
+                self.pinned -= tokens
         else:
             tail.parent = prefix
             prefix.live_children = 1
