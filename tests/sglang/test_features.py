@@ -13,6 +13,7 @@ from costcache.hookspecs import hookimpl
 from costcache.orders import KeyedOrder
 from costcache.plugins import PluginManager
 from costcache.policies import PolicySpec
+from costcache.policies.spec import Sight
 from costcache.records import NodeRecord, Victim
 from tests.sglang.mirror import check_records
 from tests.sglang.pools import KINDS, Kind, Shape, bind, cost_cache
@@ -143,10 +144,13 @@ class Blind(Moody):
 class Plugin:
     @hookimpl
     def policies(self) -> dict[str, PolicySpec]:
+        leaves: frozenset[Sight] = frozenset({"leaves"})
         return {
-            "moody": PolicySpec(lambda cost, pools, settings: Moody(), "raises in next_victim"),
-            "deaf": PolicySpec(lambda cost, pools, settings: Deaf(), "raises in an event"),
-            "blind": PolicySpec(lambda cost, pools, settings: Blind(), "names nodes of no cache"),
+            "moody": PolicySpec(lambda cost, pools, settings: Moody(), "raises in next_victim", sees=leaves),
+            "deaf": PolicySpec(lambda cost, pools, settings: Deaf(), "raises in an event", sees=leaves),
+            "blind": PolicySpec(
+                lambda cost, pools, settings: Blind(), "names strange nodes", sees=leaves
+            ),
         }
 
 
