@@ -60,7 +60,7 @@ def test_processes_and_caches_choose_the_same_victims() -> None:
         seen = one[json.dumps(job)]
         assert len(seen) > 20
         second = {"swa": {"swa"}, "mamba": {"state"}, "mla_mamba": {"state"}}.get(job["kind"], set())
-        assert {pool for pool, *_, taken in seen if taken > 0} == {"kv"} | second
+        assert {pool for pool, *_, taken in seen if isinstance(taken, int)} == {"kv"} | second
         # A third cache, in a process that has made others before: node ids of SGLang's differ.
         shape = Shape(job["kind"], job["page_size"], tokens=2048, states=20)
         assert json.loads(json.dumps(victims(shape, job["seed"], job["policy"]))) == seen
