@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 from dict_host import DictCache
@@ -45,6 +47,13 @@ def test_it_finds_what_the_radix_cache_finds_under_lru() -> None:
         radix.finish(name)
         assert ours.serve(prompt) == found
     assert ours.pool.counters.evicted == radix.counters.evicted > 1000
+
+
+def test_the_readme_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    code, printed = re.findall(r"```(?:python|text)\n(.*?)```", page, re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out == printed
 
 
 class Broken(KeyedOrder):
