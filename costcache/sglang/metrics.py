@@ -74,7 +74,7 @@ class CostMetrics:
         self._freeing = 0.0
 
     def timed(self, take: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``take`` to measure its time, which is not part of a decision's."""
+        """Wrap ``take`` to measure its time, which is subtracted from a decision's."""
 
         def timed_take(*args: Any) -> Any:
             began = time.perf_counter()
@@ -112,7 +112,7 @@ class CostMetrics:
 
 
 class _OfPool:
-    """The metrics of one pool: finding a metric by its labels takes longer than adding to it."""
+    """The metrics of one pool, kept because looking one up by its labels takes longer than adding to it."""
 
     def __init__(self, labels: dict[str, Any]) -> None:
         self._labels = labels
@@ -127,7 +127,7 @@ class _OfPool:
         return child
 
     def add(self, metric: Any, name: str, count: int) -> None:
-        """Bring a counter up to a count."""
+        """Raise a counter to a count."""
         more = count - self._published.get(name, 0)
         if more:
             self._published[name] = count
