@@ -10,10 +10,10 @@ __all__ = ["Eviction", "EvictionCounters", "Freed", "Refused"]
 
 
 class Refused(Enum):
-    """Why a host did not free a victim."""
+    """The reason a host did not free a victim."""
 
     NOT_NOW = "not now"
-    """The host itself keeps the victim for the moment."""
+    """The host cannot free the victim for the moment."""
     LOCKED = "locked"
     """The victim is locked."""
     NOT_A_LEAF = "not a leaf"

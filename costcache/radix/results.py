@@ -105,7 +105,7 @@ class CacheStats:
         hit_tokens: Tokens found by matches.
         asked_tokens: Tokens that matches asked for.
         cached: Tokens in the cache now.
-        free: Slots that nobody uses now.
+        free: Unused slots now.
         reserved: Slots that running requests own now, outside the cache.
         protected: Locked cached tokens now.
         nodes: Nodes in the tree now.
