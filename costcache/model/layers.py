@@ -1,4 +1,4 @@
-"""Layer kinds, told apart by what they cache for later tokens.
+"""Layer kinds, by the values that they cache for later tokens.
 
 A layer spec has the dimensions of the whole layer, before tensor parallelism. The formulas that
 turn dimensions into bytes and FLOPs are in `costcache.cost`.

@@ -68,7 +68,7 @@ class Run:
         capacity_tokens: Tokens in the pool; None for no limit.
         requests: Requests replayed.
         input_tokens: Prompt tokens of the requests after the warm-up.
-        hit_tokens: Those of them that hit.
+        hit_tokens: Those that hit.
         token_hit_rate: Share of the prompt tokens that hit.
         flops_saved_rate: Share of the prefill FLOPs that hits saved; a token deep in a context
             counts more.

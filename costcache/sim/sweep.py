@@ -29,7 +29,7 @@ def sweep(
     ray: bool = False,
     progress: Callable[[Cell, int], None] | None = None,
 ) -> list[Run]:
-    """Replay all cells; the runs are in the order of the cells, whatever finishes first.
+    """Replay all cells; the runs are in the order of the cells, whichever finishes first.
 
     Args:
         simulator: The simulator with the trace.
