@@ -235,7 +235,7 @@ class KeyedOrder(VictimOrder):
 
 def overridden(order: VictimOrder, event: str) -> Callable[..., None] | None:
     """The order's handler of ``event``, or None if it is the base class's empty one."""
-    # Of a compiled class there are no functions to compare, and its objects need not have a __dict__.
+    # A compiled class has no functions to compare, and its objects need not have a __dict__.
     inherited = getattr(type(order), event) is getattr(VictimOrder, event)
     if inherited and event not in getattr(order, "__dict__", ()):
         return None

@@ -466,8 +466,8 @@ class PluginManager:
 def serves(spec: PolicySpec, model: ModelSpec) -> bool:
     """Whether what a policy sees is enough for a model: the same rule for every host.
 
-    With states, the policy must see states, or leaves alone: then states are ranked by its key. Without
-    states, it must see something else than states.
+    With states, the policy must see states, or leaves alone: then its key ranks states. Without
+    states, it must see more than states.
     """
     if model.has_states:
         return "states" in spec.sees or spec.leaves_only

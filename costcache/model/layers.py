@@ -46,7 +46,7 @@ class FullAttention(_Layer):
 
 
 class SlidingWindow(_Layer):
-    """Softmax attention over the last ``window`` tokens, cached in a pool of its own."""
+    """Softmax attention over the last ``window`` tokens, cached in a separate pool."""
 
     kind: Literal["sliding_window"] = "sliding_window"
     heads: PositiveInt

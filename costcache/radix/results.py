@@ -111,7 +111,7 @@ class CacheStats:
         nodes: Nodes in the tree now.
         evictions: Evictions that had a shortfall.
         evicted: Tokens evicted.
-        trimmed: Victims of which only the tail was evicted.
+        trimmed: Victims evicted in part, from the tail.
         clamped: Answers of plugins that were out of bounds and replaced.
         fallbacks: Policies dropped for LRU: 0 or 1 since the last reset.
         oversized: Requests longer than the whole pool.

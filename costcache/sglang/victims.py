@@ -69,7 +69,7 @@ class _Sessions:
         self.limit = freed = 0
         while True:
             self.waiting.clear()
-            # Headroom is no reason to evict a node that a session refers to.
+            # Headroom does not justify evicting a node that a session refers to.
             freed += pool.evict(shortfall - freed, watermark=not self.limit).freed
             if freed >= shortfall or not self.waiting:
                 return freed

@@ -34,7 +34,7 @@ def sweep(
     Args:
         simulator: The simulator with the trace.
         cells: The replays to run.
-        jobs: Processes; with more than one, each loads its plugins anew, so they must be installed.
+        jobs: Processes; with more than one, each loads its plugins again, so they must be installed.
         ray: Spread the replays over a Ray cluster instead; see :func:`costcache.sim.cluster.on_ray`.
         progress: Called now and then with the running cell and the number of requests done since
             the last call.

@@ -193,7 +193,7 @@ def test_a_partial_page_of_the_callers_stays_the_callers() -> None:
 
 
 class UnderFree:
-    """That project's rule: the excess over a target use that the compression ratio scales, at least a bit."""
+    """Rule of that project: the excess over a target that the compression ratio scales, at least a bit."""
 
     @hookimpl
     def match_model(self) -> int | None:

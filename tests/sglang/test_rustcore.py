@@ -188,7 +188,7 @@ def test_bad_victims_are_refused_with_their_reason() -> None:
     (record,) = core.kv.records()
     core.inc_lock_ref(record.node)
     assert core.claim(record, 1) is Refused.LOCKED
-    core._release(record.node)
+    core._unpin(record.node)
     record.live_children = 1
     assert core.claim(record, 1) is Refused.NOT_A_LEAF
 
@@ -288,7 +288,7 @@ def test_answers_are_those_of_the_adapter(eagle: bool) -> None:
         for inc in (core.inc_lock_ref, lambda node: adapter.inc_lock_ref(core, node)):
             receipts.append(inc(node_id))
             adapter.dec_lock_ref(core, node_id, receipts[-1].to_dec_params())
-        core._release(node_id)
+        core._unpin(node_id)
         assert receipts[0] == receipts[1]
         value = torch.tensor([next(slots) for _ in tokens], dtype=torch.int64)
         insert = InsertParams(key=RadixKey(array("q", tokens)), value=value)
