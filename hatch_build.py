@@ -119,7 +119,7 @@ def _value() -> str:
 
 
 def _missing() -> str | None:
-    """Say what this machine lacks for compiling, as far as can be told without trying."""
+    """Say what this machine lacks for compiling, as far as is known without trying."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "compiled modules need CPython with its global interpreter lock"
     if os.name == "posix":

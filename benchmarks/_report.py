@@ -57,13 +57,13 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1
     print()
 
 
-def check(holds: bool, what: str) -> None:
+def check(condition: bool, what: str) -> None:
     """End the benchmark if it does not measure what it claims to.
 
     Raises:
-        RuntimeError: If the condition does not hold; the message names what was expected.
+        RuntimeError: If the condition is false; the message names what was expected.
     """
-    if not holds:
+    if not condition:
         raise RuntimeError(f"the benchmark does not measure what it claims to: expected {what}")
 
 

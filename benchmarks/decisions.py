@@ -1,4 +1,4 @@
-"""What every policy decides over fixed streams, to see that a change of the code changed no decision.
+"""Records every policy's decisions over fixed streams, to check that a change of the code changes none.
 
     python benchmarks/decisions.py [--sections cache states simulator sglang] [--only TEXT] [--out FILE]
     python benchmarks/decisions.py --compare BEFORE AFTER
@@ -7,10 +7,10 @@
 Records digests of all that a run shows: tokens found, slots, victims in their order, events, counts. Section
 ``cache`` is ``RadixCache`` and ``states`` is ``StateCache`` under random operations of several clients;
 ``simulator`` is replays of every kind; ``sglang`` is the adapter on SGLang's own classes, and needs SGLang
-on CPU. Without ``--sections``, all but the last. Neither clock, hash seed nor build has a part in a record:
-two made on one machine differ where decisions do. Figures beside the digests say roughly what happened,
-``fallbacks`` among them. ``--compare`` prints each difference and ends with status 1 if there is
-one; ``--show`` prints a run's own lines, for ``diff``. Remarks (log messages, why a policy is refused) are
+on CPU. Without ``--sections``, all but the last. A record does not depend on clock, hash seed or build: two
+made on one machine differ only where decisions do. Figures beside the digests say roughly what happened,
+``fallbacks`` among them. ``--compare`` prints each difference and ends with status 1 if there is one;
+``--show`` prints a run's own lines, for ``diff``. Remarks (log messages, why a policy is refused) are
 recorded and not compared.
 
 The sources are those that Python finds first, which need not be the ones beside this script; ``--tests``

@@ -1,4 +1,4 @@
-"""Hybrid models: which order of states and KV hits most, in one run.
+"""Hit rates of orders of states and KV on hybrid models, in one run.
 
     python benchmarks/hybrid.py [--seeds 0,1,2,3,4] [--traces DIR] [--quick] [--gaps recorded]
                                 [--only chat,agentic] [--shares 1,2] > benchmarks/results/hybrid.md

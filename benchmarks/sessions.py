@@ -4,7 +4,7 @@
 
 FILE defaults to weka_cc_v6_global.jsonl.xz in $COSTCACHE_TRACES, else in ../shared/traces. Session starts are
 uniform over 6 hours. The first table has pages of 512 tokens and medians over the seeds. The second times a
-whole replay from the file to the figures, in pages of 64 tokens, each in a process of its own, against limits
+whole replay from the file to the figures, in pages of 64 tokens, each in a separate process, against limits
 of 5 minutes and 4 GiB. Takes ten minutes on one core.
 """
 

@@ -87,7 +87,7 @@ class Demand:
     at_least: bool
 
     @property
-    def holds(self) -> bool:
+    def met(self) -> bool:
         """Whether the figure meets the limit."""
         return self.found >= self.limit if self.at_least else self.found <= self.limit
 
@@ -414,7 +414,7 @@ def show(form: str, rows: list[Row], limits: list[Demand], about: str) -> None:
                             "found": d.found,
                             "limit": d.limit,
                             "at_least": d.at_least,
-                            "holds": d.holds,
+                            "holds": d.met,
                         }
                         for d in limits
                     ],
@@ -430,7 +430,7 @@ def show(form: str, rows: list[Row], limits: list[Demand], about: str) -> None:
     ]
     asked = ["demand", "found", "wanted", ""]
     wanted = [
-        [d.what, f"{d.found:.2f}", f"{'≥' if d.at_least else '≤'} {d.limit:g}", "" if d.holds else "missed"]
+        [d.what, f"{d.found:.2f}", f"{'≥' if d.at_least else '≤'} {d.limit:g}", "" if d.met else "missed"]
         for d in limits
     ]
     if form == "markdown":

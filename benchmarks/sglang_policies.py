@@ -3,7 +3,7 @@
     python benchmarks/sglang_policies.py [--policies lru,hazard] [--requests 3000] [--cpu] [--markdown]
 
 The prompts are interleaved chats that share system prompts, each turn the chat so far and 200 tokens more,
-and prompts in between that never come again. They run through SGLang's real pools, allocators, ``Req`` and
+and prompts in between that are sent once. They run through SGLang's real pools, allocators, ``Req`` and
 scheduler functions, without the model. Every cache serves each request before the next one begins.
 
 "Cache" is the time spent in the cache's own ``match_prefix``, ``insert`` and ``evict_for_alloc``, including
@@ -38,7 +38,7 @@ STOCK = "SGLang, Rust core"
 
 
 def stream(at_a_time: int) -> Iterator[list[int]]:
-    """Yield prompts without end: of ``at_a_time`` chats, half of them busier, and some that come once."""
+    """Yield prompts without end: of ``at_a_time`` chats, half of them busier, and some that are sent once."""
     rng = random.Random(0)
 
     def words(count: int) -> list[int]:

@@ -85,7 +85,7 @@ class Binding:
         """Tokens that a trim is a multiple of; 0 if victims are evicted whole.
 
         Args:
-            auto: The meaning of the setting ``trim="auto"`` for this cache, ``"exact"`` or ``"chunk"``.
+            auto: Resolves the setting ``trim="auto"`` for this cache: ``"exact"`` or ``"chunk"``.
         """
         page, trim = self.page_size, self.settings.trim
         if trim == "auto":
@@ -162,7 +162,7 @@ class Binding:
         )
 
     def _hooks(self) -> HookGuard:
-        """The plugin's eviction hooks under guard, without those that are as good as left out."""
+        """The plugin's eviction hooks under guard; those that are the defaults are left out."""
         architecture, settings = self.architecture, self.pool_settings
         model = architecture.model
         # The guard checks every answer of a plugin.

@@ -115,5 +115,5 @@ def _problem(item: Any) -> str:
         return reason(item)
     field = item["loc"][0]
     if item["type"] == "extra_forbidden":
-        return f"{field} is no field of a deployment; use {', '.join(Deployment.model_fields)}"
+        return f"{field} is not a field of a deployment; use {', '.join(Deployment.model_fields)}"
     return f"{field} is {item['input']!r}; {reason(item)}"

@@ -10,10 +10,10 @@ __all__ = ["Eviction", "EvictionCounters", "Freed", "Refused"]
 
 
 class Refused(Enum):
-    """Why a host did not free a victim."""
+    """The reason a host did not free a victim."""
 
     NOT_NOW = "not now"
-    """The host itself keeps the victim for the moment."""
+    """The host cannot free the victim for the moment."""
     LOCKED = "locked"
     """The victim is locked."""
     NOT_A_LEAF = "not a leaf"
@@ -71,7 +71,7 @@ class Eviction:
 
     @property
     def trimmed(self) -> int:
-        """Victims of which only the tail was evicted."""
+        """Victims evicted in part, from the tail."""
         return sum(victim[3] for victim in self._victims)
 
     def explain(self) -> str:
@@ -96,7 +96,7 @@ class EvictionCounters:
         shortfall: Units asked for.
         evicted: Units freed.
         victims: Nodes evicted, whole or in part.
-        trimmed: Victims of which only the tail was evicted.
+        trimmed: Victims evicted in part, from the tail.
         deferred: Victims that could not be freed when named.
         clamped: Answers of a plugin that were out of bounds and were replaced.
         short: Evictions that freed less than their shortfall, because no more was evictable.

@@ -1,4 +1,4 @@
-"""What a policy that tells classes apart can say of them, for ``costcache explain``."""
+"""A policy's view of its classes of nodes, for ``costcache explain``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Part(NamedTuple):
 
     Attributes:
         group: Number of the class.
-        amount: Tokens, or states, that it holds.
+        amount: Tokens, or states, in it.
         age: Time since their last use, in units of the clock.
     """
 
@@ -25,11 +25,11 @@ class Part(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a policy that carries LRU along stands against it.
+    """A policy compared with the LRU that it simulates alongside.
 
     Attributes:
-        gained: Tokens found that LRU would not have found.
-        lost: Tokens that LRU would have found, and the policy did not.
+        gained: Tokens that hit, and would have missed under LRU.
+        lost: Tokens that missed, and would have hit under LRU.
         behind: LRU is in force now.
     """
 
@@ -39,14 +39,14 @@ class Verdict(NamedTuple):
 
 
 class Explained(Protocol):
-    """An order, seen by its classes: what :meth:`costcache.orders.VictimOrder.explained` gives.
+    """An order by its classes, as :meth:`costcache.orders.VictimOrder.explained` returns it.
 
-    It only reads the order, and costs nothing where nobody asks.
+    It only reads the order, and costs nothing until it is called.
     """
 
     @property
     def unit(self) -> Literal["tokens", "states"]:
-        """What classes are of: tokens of nodes, or states at their ends."""
+        """Members of the classes: tokens of nodes, or states at their ends."""
         ...
 
     @property
@@ -55,25 +55,25 @@ class Explained(Protocol):
         ...
 
     def parts(self, record: NodeRecord, start: int, stop: int) -> Sequence[Part]:
-        """What a node holds between two tokens of its prefix; of states, the one at its end."""
+        """Parts of a node between two tokens of its prefix; for states, the one at its end."""
         ...
 
     def name(self, group: int) -> str:
-        """A class in words."""
+        """Name of a class, in words."""
         ...
 
     def worth(self, group: int, age: float) -> float:
-        """Expected uses per unit of the clock of what a class holds at an age."""
+        """Expected uses per unit of the clock of a class's tokens or states at an age."""
         ...
 
     def unused(self, group: int) -> Sequence[float]:
-        """Share that is not used again up to each of :attr:`ages`; empty before the first estimate."""
+        """Share not reused by each of :attr:`ages`; empty before the first estimate."""
         ...
 
     def against_lru(self) -> Verdict | None:
-        """How the order stands against LRU; None where it does not compare."""
+        """Comparison with LRU; None if the order makes none."""
         ...
 
     def tables(self) -> str | None:
-        """What was learned, as the text of a file that the policy can start from; None where it cannot."""
+        """Learned tables, as the text of a file that the policy can start from; None if it cannot."""
         ...

@@ -22,7 +22,7 @@ logger = logging.getLogger("costcache")
 
 
 class OrderGuard:
-    """An order, until it raises or answers nonsense; LRU over the same records from then on.
+    """An order that is replaced by LRU over the same records once it raises or gives an invalid answer.
 
     Every rank feeds its order the same events, so every rank drops it at the same point.
 
@@ -47,7 +47,7 @@ class OrderGuard:
             name: The policy's name, for messages.
             order: The order.
             records: Gives the records that the cache has, in order of creation.
-            listen: Called with the order that takes over, to send it the events from now on.
+            listen: Called with the order that takes over, to send it all further events.
         """
         self.name = name
         self.order = order
@@ -56,7 +56,7 @@ class OrderGuard:
         self._listen = listen
 
     def next_victim(self, pool: str) -> Victim | None:
-        """Ask the order; one that raises or answers nonsense is dropped and LRU is asked."""
+        """Ask the order for a victim; if it raises or its answer is invalid, drop it and ask LRU."""
         if not self.fallbacks:
             try:
                 answer: Any = self.order.next_victim(pool)

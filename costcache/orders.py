@@ -70,7 +70,7 @@ class VictimOrder:
         """Models with states: a request resumes from the node's state."""
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
-        """A request ended. ``request.end`` and its ancestors of which it is the creator are its own."""
+        """A request ended. It made those of ``request.end`` and its ancestors that name it as ``creator``."""
 
     def next_victim(self, pool: str) -> Victim | None:
         """Name the next victim of ``pool``.
@@ -94,7 +94,7 @@ class VictimOrder:
             self.insert(record)
 
     def explained(self) -> Explained | None:
-        """View of the order by its classes, for ``costcache explain``; None if it has none."""
+        """View of the order by its classes, for ``costcache explain``; None if it has no classes."""
         return None
 
 
@@ -122,9 +122,9 @@ class KeyedOrder(VictimOrder):
     def __init__(self) -> None:
         # A record has at most one valid entry, the one whose key is in record.data. Entries that arrive in
         # ascending order, almost all of them under LRU, are in a line; the others are in a heap. The lowest
-        # of both is next. A line needs no comparisons of entries all over the memory, as a heap does. An
-        # entry, (key, serial, record), is Any because comparing two gives what comparing their keys gives:
-        # with numpy's, no bool.
+        # of both is next. A line needs no comparisons of entries scattered over memory, as a heap does. An
+        # entry, (key, serial, record), is Any because comparing two returns what comparing their keys
+        # returns: not a bool for numpy's.
         self._line: deque[Any] = deque()
         self._heap: list[Any] = []
         self._queued = 0
@@ -235,7 +235,7 @@ class KeyedOrder(VictimOrder):
 
 def overridden(order: VictimOrder, event: str) -> Callable[..., None] | None:
     """The order's handler of ``event``, or None if it is the base class's empty one."""
-    # Of a compiled class there are no functions to compare, and its objects need not have a __dict__.
+    # A compiled class has no functions to compare, and its objects need not have a __dict__.
     inherited = getattr(type(order), event) is getattr(VictimOrder, event)
     if inherited and event not in getattr(order, "__dict__", ()):
         return None

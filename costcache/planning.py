@@ -143,18 +143,18 @@ def _free_targets(
         cases.append((label, settings.model_copy(update={"headroom": 0.20, "architecture": own})))
     targets = []
     for label, case in cases:
-        told = architecture.pool_settings(case)
+        given = architecture.pool_settings(case)
         try:
-            share = architecture.free_target(architecture.model, pool, told)
+            share = architecture.free_target(architecture.model, pool, given)
         except Exception as error:
             raise PluginError(f"plugin {architecture.name!r}: free_target raised {error!r}") from error
-        used = {} if told.architecture is None else told.architecture.model_dump(mode="json")
+        used = {} if given.architecture is None else given.architecture.model_dump(mode="json")
         targets.append(FreeTarget(label, case.headroom, used, share, int(share * tokens)))
     return targets
 
 
 def _examples(own: type[BaseModel] | None) -> list[dict[str, Any]]:
-    """The examples that a plugin's settings model gives of its fields, one at a time, and no example."""
+    """Return a plugin's defaults with one example of one field each, then the defaults alone."""
     fields = (
         {} if own is None else {name: field for name, field in own.model_fields.items() if field.examples}
     )

@@ -323,7 +323,7 @@ class PluginManager:
         """Names of the policies that serve a model, sorted."""
         names = []
         for name, (_, spec) in sorted(self._policies.items()):
-            with contextlib.suppress(PluginError):  # the error of a policy that nobody asked for
+            with contextlib.suppress(PluginError):  # an error in a policy that was not asked for
                 if serves(spec, model) and self.refusal(name, model) is None:
                     names.append(name)
         return names
@@ -466,8 +466,8 @@ class PluginManager:
 def serves(spec: PolicySpec, model: ModelSpec) -> bool:
     """Whether what a policy sees is enough for a model: the same rule for every host.
 
-    With states, the policy must see states, or leaves alone: then states are ranked by its key. Without
-    states, it must see something else than states.
+    With states, the policy must see states, or leaves alone: then its key ranks states. Without
+    states, it must see more than states.
     """
     if model.has_states:
         return "states" in spec.sees or spec.leaves_only
@@ -510,7 +510,7 @@ def _schema(settings: type[BaseModel]) -> dict[str, Any]:
 
 
 def _picking(function: Callable[..., Any], picks: tuple[int, ...]) -> Callable[..., Any]:
-    """Wrap ``function`` to pick those of the hook's arguments that it takes."""
+    """Wrap ``function`` so that it is passed only those of the hook's arguments that it takes."""
     if len(picks) < 2:  # an itemgetter of one index does not return a tuple
         return lambda *arguments: function(*(arguments[i] for i in picks))
     pick = operator.itemgetter(*picks)

@@ -2,7 +2,7 @@
 
 A host owns the memory and its structure. It tells the pool what was matched (:meth:`Pool.use`), made
 (:meth:`Pool.insert`), pinned (:meth:`Pool.pin`) and freed (:meth:`Pool.trim`, :meth:`Pool.remove`), and asks
-it to evict so many units (:meth:`Pool.evict`). Nothing but this module sends events to an order.
+it to evict so many units (:meth:`Pool.evict`). Only this module sends events to an order.
 
 Each event brings the records up to date first and then calls the order's handler, if it has one. A handler
 that raises is dropped for LRU, which starts from the records.
@@ -62,8 +62,8 @@ class Pool:
         pinned: Tokens of locked records, if the host pins with :meth:`pin`.
         states: States of the records.
         pinned_states: Those of them that are locked.
-        request: The request that a walk is on behalf of, for hosts that walk in several steps; None for
-            nobody.
+        request: The request on whose behalf the host walks, for hosts that walk in several steps; None if
+            there is none.
         counters: Counts of the evictions.
     """
 
@@ -247,7 +247,7 @@ class Pool:
 
     @property
     def used(self) -> int:
-        """Units that the cache takes."""
+        """Units that the cache occupies."""
         book = self.book
         return book.cached * self.token_units + book.states * self.state_units
 
@@ -261,7 +261,7 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """Units that nobody uses; below 0 if the host has reserved more than there are."""
+        """Units neither cached nor reserved; below 0 if the host has reserved more than there are."""
         return self.capacity - self.used - self.reserved
 
     def state(self) -> PoolState:
@@ -269,7 +269,7 @@ class Pool:
         if self._measure is not None:
             return self._measure()
         capacity, reserved = self.capacity, self.reserved
-        if self._counts_tokens:  # the usual pool: without the detours, since an eviction asks each time
+        if self._counts_tokens:  # the usual pool, without the indirections: every eviction reads it
             used = self.cached
             evictable = used - self.pinned
         else:
@@ -290,10 +290,10 @@ class Pool:
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
         """A request ended."""
-        heard = self._finish
-        if heard is not None:
+        handler = self._finish
+        if handler is not None:
             try:
-                heard(request, info)
+                handler(request, info)
             except Exception as error:
                 self._failed("finish", error)
 
@@ -306,8 +306,8 @@ class Pool:
 
         Args:
             path: The records.
-            request: The request that walked; None if nobody uses them now, such as a waiting request's prefix
-                that is kept recent.
+            request: The request that walked; None if this is not a use, as when a waiting request's prefix is
+                kept recent.
             again: Records that the request had used before are touched; False only refreshes them, as by a
                 server that looks up a waiting request many times.
         """
@@ -349,17 +349,17 @@ class Pool:
                 self._reach(request, last)
 
     def _reach(self, request: RequestRecord, record: NodeRecord) -> None:
-        """Note the deepest node that a request used or made and that is still there: its end."""
+        """Record a request's end: the deepest node that it used or made and that is still cached."""
         last = request.end
         if last is None or last.parent is None or record.depth + record.tokens >= last.depth + last.tokens:
             request.end = record
 
     def refresh(self, record: NodeRecord) -> None:
         """The recency or the priority of a record changed without a use; the host has set it."""
-        heard = self._refresh
-        if heard is not None:
+        handler = self._refresh
+        if handler is not None:
             try:
-                heard(record)
+                handler(record)
             except Exception as error:
                 self._failed("refresh", error)
 
@@ -390,8 +390,8 @@ class Pool:
                 root.
             request: The request that made it.
             priority: The request's priority.
-            history: Record of the same tokens on another tier, or of the same prefix before; its history goes
-                on.
+            history: Record of the same tokens on another tier, or of the same prefix before; the new record
+                continues its history.
             locks: 1 if the node is made under a lock.
         """
         clock = self.clock
@@ -417,10 +417,10 @@ class Pool:
             record.priority = max(priority, history.priority)
         if request is not None and not self.lower_tier:
             self._reach(request, record)
-        heard = self._insert
-        if heard is not None:
+        handler = self._insert
+        if handler is not None:
             try:
-                heard(record)
+                handler(record)
             except Exception as error:
                 self._failed("insert", error)
 
@@ -447,10 +447,10 @@ class Pool:
             prefix.live_children = 1
         tail.depth += tokens
         tail.tokens -= tokens
-        heard = self._split
-        if heard is not None:
+        handler = self._split
+        if handler is not None:
             try:
-                heard(prefix, tail)
+                handler(prefix, tail)
             except Exception as error:
                 self._failed("split", error)
 
@@ -460,10 +460,10 @@ class Pool:
         """The last ``tokens`` tokens of a victim were freed, but not all."""
         record.tokens -= tokens
         self.cached -= tokens
-        heard = self._trim
-        if heard is not None:
+        handler = self._trim
+        if handler is not None:
             try:
-                heard(record, tokens)
+                handler(record, tokens)
             except Exception as error:
                 self._failed("trim", error)
 
@@ -477,10 +477,10 @@ class Pool:
         state = record.state
         if state is not None:
             self.states -= 1
-        heard = self._remove
-        if heard is not None:
+        handler = self._remove
+        if handler is not None:
             try:
-                heard(record)
+                handler(record)
             except Exception as error:
                 self._failed("remove", error)
         record.parent = record.state = None
@@ -521,34 +521,34 @@ class Pool:
             current = current.parent
 
     def lock(self, record: NodeRecord) -> None:
-        """A record became locked, for a host that counts locks itself, on ancestors too."""
+        """A record became locked. For a host that counts locks itself, those of ancestors too."""
         record.locks = 1
 
     def unlock(self, record: NodeRecord) -> None:
-        """The last lock on a record went, for a host that counts locks itself."""
+        """The last lock on a record was released. For a host that counts locks itself."""
         record.locks = 0
         self._unlocked(record)
 
     def _unlocked(self, record: NodeRecord) -> None:
-        heard = self._unlock
-        if heard is not None and not record.live_children:
+        handler = self._unlock
+        if handler is not None and not record.live_children:
             try:
-                heard(record)
+                handler(record)
             except Exception as error:
                 self._failed("unlock", error)
 
     # -- states ------------------------------------------------------------------------------
 
     def attach(self, record: NodeRecord, state: State) -> None:
-        """A state was kept at the end of a node; it is locked as the node itself is pinned."""
+        """A state was kept at the end of a node; pins on the node itself lock the state too."""
         record.state = state
         self.states += 1
         if state.locks:
             self.pinned_states += 1
-        heard = self._attach
-        if heard is not None:
+        handler = self._attach
+        if handler is not None:
             try:
-                heard(record)
+                handler(record)
             except Exception as error:
                 self._failed("attach", error)
 
@@ -559,10 +559,10 @@ class Pool:
             self.states -= 1
             if state.locks:
                 self.pinned_states -= 1
-        heard = self._detach
-        if heard is not None:
+        handler = self._detach
+        if handler is not None:
             try:
-                heard(record)
+                handler(record)
             except Exception as error:
                 self._failed("detach", error)
 
@@ -580,10 +580,10 @@ class Pool:
         if counts:
             state.uses += 1
             state.last_use = clock.now
-        heard = self._consume
-        if heard is not None:
+        handler = self._consume
+        if handler is not None:
             try:
-                heard(record)
+                handler(record)
             except Exception as error:
                 self._failed("consume", error)
 
@@ -598,7 +598,7 @@ class Pool:
 
         Args:
             tokens: Tokens to add, whole pages.
-            keep: The record that the request matched: it stays, and so do its ancestors.
+            keep: The record that the request matched: neither it nor its ancestors are evicted.
             watermark: Also free up to the free target, if anything has to be evicted.
 
         Returns:
@@ -621,7 +621,7 @@ class Pool:
         Args:
             shortfall: Units needed beyond those that are free. Nothing happens at 0 or below.
             watermark: Also free up to the free target, as serving does.
-            keep: A record that stays, and so do its ancestors.
+            keep: A record that is not evicted, nor are its ancestors.
         """
         book, hooks = self.book, self._hooks
         missing = operator.index(shortfall)  # a server's counts may be numpy's
@@ -672,7 +672,7 @@ class Pool:
         while freed < goal:
             victim = guard.next_victim(name)
             if victim is None:
-                if guard.fallbacks or not self._left_out(deferred, locked):
+                if guard.fallbacks or not self._missed_a_node(deferred, locked):
                     break
                 guard.drop(f"it named no victim although {goal - freed} more units can be evicted")
                 continue
@@ -711,17 +711,17 @@ class Pool:
     def defer(self, victim: Victim) -> None:
         """A victim was not evicted; the order may name it again from now on."""
         book = self.book
-        heard = book._defer
-        if heard is not None:
+        handler = book._defer
+        if handler is not None:
             try:
-                heard(victim)
+                handler(victim)
             except Exception as error:
                 book._failed("defer", error)
 
-    def _left_out(self, deferred: dict[int, Victim], locked: bool) -> bool:
-        """Whether an order that names nothing more has left out a node that could be evicted."""
+    def _missed_a_node(self, deferred: dict[int, Victim], locked: bool) -> bool:
+        """Whether an order that names no more victims has missed an evictable node."""
         if not deferred:
-            return True  # evictable units are left, and nothing stood in the way
-        # Only an order that names locked nodes is suspect: then it is worth a look at all of them.
+            return True  # evictable units are left, and no victim was deferred
+        # Only an order that named locked nodes is suspect; then a scan of all nodes is worth its time.
         records = self.book.live.values()
         return locked and any(r.is_evictable and r.serial not in deferred for r in records)

@@ -30,7 +30,7 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 def tuple_maker(kind: type[T]) -> Callable[[tuple[Any, ...]], T]:
-    """Return a constructor of ``kind`` from all fields in order, which skips the Python code of its own."""
+    """Return a constructor of ``kind`` from all fields in order, which skips the class's own Python code."""
     return partial(tuple.__new__, kind)
 
 
@@ -250,7 +250,7 @@ class PoolState(NamedTuple):
         pool: Name of the pool (``"kv"``, ``"swa"``, ``"state"``).
         unit: The unit of the counts below: ``"tokens"``, ``"states"`` or ``"bytes"``.
         capacity: Units that the pool has.
-        free: Units that nobody uses.
+        free: Units that are neither cached nor reserved.
         evictable: Cached units that no lock protects.
         reserved: Units that running requests own outside the cache.
         page_size: Tokens per page.

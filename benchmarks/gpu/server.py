@@ -1,4 +1,4 @@
-"""Runs one Engine in a process of its own: it starts, warms up, and replays requests on demand.
+"""Runs one Engine in a separate process: it starts, warms up, and replays requests on demand.
 
 The Engine is SGLang's server without HTTP: the same scheduler, cache and model runner. A driver talks to it
 over a pipe, so that several Engines can start at once on one GPU and then take turns.

@@ -46,7 +46,7 @@ class _Commands(click.Group):
         except CostcacheError as error:
             raise click.ClickException(str(error)) from error
         except BrokenPipeError:
-            raise  # click exits quietly: `costcache ... | head` is no error
+            raise  # click exits quietly: `costcache ... | head` is not an error
         except OSError as error:  # such as a full disk behind standard output
             raise click.ClickException(str(error)) from error
 

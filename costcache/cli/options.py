@@ -27,7 +27,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def deployment_options(*fields: str) -> Callable[[F], F]:
-    """Add an argument ``deployment`` with its options; ``fields`` come in front of those of every command."""
+    """Add an argument ``deployment`` with its options; ``fields`` precede those of every command."""
     dp_attention = {
         "is_flag": False,  # though the field may be a bool
         "type": int,

@@ -39,7 +39,7 @@ def print_heading(out: Console, simulator: Simulator) -> None:
 def print_runs(
     simulator: Simulator, distinct: int, ideal: float, with_outputs: float | None, runs: list[Run]
 ) -> None:
-    """Print the main figures, and what a reader must know to compare them.
+    """Print the main figures, and the notes that a reader needs to compare them.
 
     Args:
         simulator: The trace and the model.
@@ -88,7 +88,7 @@ def print_runs(
     meant = {r.policy: r.policy_in_force for r in runs if r.policy != r.policy_in_force and not r.fallbacks}
     for name, policy in meant.items():
         say(out, f"{name} means {policy} for {model}")
-    # The same for every policy: it depends on lengths alone.
+    # The same for every policy, since it depends on lengths alone.
     for capacity, oversized in {r.capacity: r.oversized_requests for r in runs}.items():
         if oversized:
             say(

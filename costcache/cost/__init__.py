@@ -1,4 +1,4 @@
-"""Cost of a cached token: its bytes, and the FLOPs and seconds to bring it back.
+"""Cost of a cached token: its bytes, and the FLOPs and seconds to restore it.
 
 `layers` has one function per layer kind, `token` sums them over the layers of one rank, and `model`
 prices recomputing and reloading. Plugins compose the functions of `layers` and `token`.

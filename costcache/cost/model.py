@@ -1,4 +1,4 @@
-"""`CostModel`: the cost of bringing tokens back, by recomputing them or reloading them from a slower tier."""
+"""`CostModel`: the cost of restoring tokens, by recomputing them or reloading them from a slower tier."""
 
 from __future__ import annotations
 

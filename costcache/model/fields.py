@@ -126,7 +126,7 @@ class Fields:
         return self._list(name, int, "integers", length)
 
     def nested(self, name: str) -> Fields | None:
-        """Return an object-valued field as `Fields` of its own; None if it is missing."""
+        """Return an object-valued field as separate `Fields`; None if it is missing."""
         value = self.get(name)
         if value is None:
             return None

@@ -1,4 +1,4 @@
-"""Layer kinds, told apart by what they cache for later tokens.
+"""Layer kinds, by the values that they cache for later tokens.
 
 A layer spec has the dimensions of the whole layer, before tensor parallelism. The formulas that
 turn dimensions into bytes and FLOPs are in `costcache.cost`.
@@ -46,7 +46,7 @@ class FullAttention(_Layer):
 
 
 class SlidingWindow(_Layer):
-    """Softmax attention over the last ``window`` tokens, cached in a pool of its own."""
+    """Softmax attention over the last ``window`` tokens, cached in a separate pool."""
 
     kind: Literal["sliding_window"] = "sliding_window"
     heads: PositiveInt

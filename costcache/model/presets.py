@@ -1,6 +1,6 @@
 """Configs of well-known models: the fields of each model's own config.json that costcache reads.
 
-They go through the same reading code as a user's file. Every figure was checked against
+They are read by the same code as a user's file. Every figure was checked against
 published copies of the model's config.json, or the defaults of its transformers class.
 """
 

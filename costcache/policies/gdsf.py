@@ -19,8 +19,8 @@ class GDSF(KeyedOrder):
     """Evicts the leaf with the lowest ``L + uses * cost / size``.
 
     L is the inflation: the rank of the last victim. A node takes the value of L at its last touch, so that
-    unused nodes fall behind. Cost is the FLOPs to recompute the node, which grow with its depth, and size
-    its tokens. Ties are broken by LRU.
+    the rank of unused nodes falls below the others'. Cost is the FLOPs to recompute the node, which grow with
+    its depth, and size its tokens. Ties are broken by LRU.
 
     Source: L. Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching
     policy", HP Laboratories report HPL-98-69R1, 1998. No parameters.

@@ -1,4 +1,4 @@
-"""Ghosts: what a policy remembers of evicted nodes."""
+"""Ghosts: a policy's memories of evicted nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ghosts(Generic[M]):
     def __init__(
         self, room: float, dropped: Callable[[M], object] | None = None, *, slack: float = 0.0
     ) -> None:
-        """Start empty.
+        """Make an empty memory.
 
         Args:
             room: Most tokens of all remembered nodes.
@@ -65,7 +65,7 @@ class Ghosts(Generic[M]):
                 self._dropped(oldest)
 
     def take(self, name: int | None) -> M | None:
-        """Forget a node that came back, and return its memory; None if there is none."""
+        """Forget a node that is cached again, and return its memory; None if there is none."""
         found = self._memories.pop(name, None) if name is not None else None
         if found is None:
             return None

@@ -16,14 +16,14 @@ __all__ = ["FIFO", "FILO", "LFU", "LRU", "MRU", "SLRU", "HitsPerToken", "Priorit
 
 
 class LRU(KeyedOrder):
-    """Evicts the least recently used leaf. Every comparison has it as its baseline."""
+    """Evicts the least recently used leaf. The baseline of every comparison."""
 
     def key(self, record: NodeRecord) -> int:
         return record.recency
 
 
 class MRU(KeyedOrder):
-    """Evicts the most recently used leaf: useful where the stream cycles through more than fits."""
+    """Evicts the most recently used leaf: useful if the stream cycles through more than the cache holds."""
 
     rises = False
 

@@ -87,7 +87,7 @@ class LHD(VictimOrder):
     its tail, so a density is not divided by a size; time is walks of the cache; ages are 256 bins, which only
     ever get coarser; only unlocked leaves are sampled, and all of them if there are fewer than ``samples``;
     draws come from a seeded generator, so that all ranks draw the same; there are no classes by application.
-    There are no ghosts: explorers and evictions stand for what evicted nodes would have shown. A victim costs
+    There are no ghosts: explorers and evictions stand in for the reuse of evicted nodes. A victim costs
     O(samples).
     """
 
@@ -122,18 +122,18 @@ class LHD(VictimOrder):
 
     def use(self, record: NodeRecord) -> None:
         self._now = record.recency
-        known: Aged = record.data
-        age = self._age(known)
-        self._hits[known.group][age] += record.tokens * self._weight
-        known.used = record.recency
-        known.group, known.last = group_of(age + known.last), age
+        entry: Aged = record.data
+        age = self._age(entry)
+        self._hits[entry.group][age] += record.tokens * self._weight
+        entry.used = record.recency
+        entry.group, entry.last = group_of(age + entry.last), age
         self._explore(record)
         self._event()
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
-        known: Aged = tail.data
-        prefix.data = Aged(prefix, known.used, known.group, known.last)
-        prefix.data.explores = known.explores
+        entry: Aged = tail.data
+        prefix.data = Aged(prefix, entry.used, entry.group, entry.last)
+        prefix.data.explores = entry.explores
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._evicted(record, tokens)
@@ -155,7 +155,7 @@ class LHD(VictimOrder):
     # -- victims -----------------------------------------------------------------------------
 
     def next_victim(self, pool: str) -> Victim | None:
-        if self._named is not None:  # it was not taken
+        if self._named is not None:  # not evicted
             self._drop(self._named)
             self._named = None
         leaves, draw, left = self._leaves, self._draw, self._samples
@@ -168,8 +168,8 @@ class LHD(VictimOrder):
             left = len(stale)
             if not left:
                 break
-            for known in stale:  # others are sampled in their stead
-                self._drop(known)
+            for entry in stale:  # others are sampled instead
+                self._drop(entry)
         if best is None:
             return None
         self._named = best
@@ -181,55 +181,55 @@ class LHD(VictimOrder):
         """Pick the least dense of ``best`` and the drawn leaves.
 
         Returns:
-            It, its density, and drawn leaves that would have been it but are not evictable.
+            The leaf, its density, and the drawn leaves that would have replaced it but are not evictable.
         """
         density, now, shift = self._density, self._now, self._shift
         stale: list[Aged] = []
-        for known in drawn:
-            age = now - known.used >> shift
-            worth = density[known.group][age] + known.explores if age < OLD else -1.0
-            if worth < least or (worth == least and (best is None or known.used < best.used)):
-                if known.record.live_children or known.record.locks:
-                    stale.append(known)
+        for entry in drawn:
+            age = now - entry.used >> shift
+            worth = density[entry.group][age] + entry.explores if age < OLD else -1.0
+            if worth < least or (worth == least and (best is None or entry.used < best.used)):
+                if entry.record.live_children or entry.record.locks:
+                    stale.append(entry)
                 else:
-                    best, least = known, worth
+                    best, least = entry, worth
         return best, least, stale
 
     def _add(self, record: NodeRecord) -> None:
-        known: Aged = record.data
-        if record.is_evictable and known.index < 0:
-            known.index = len(self._leaves)
-            self._leaves.append(known)
+        entry: Aged = record.data
+        if record.is_evictable and entry.index < 0:
+            entry.index = len(self._leaves)
+            self._leaves.append(entry)
 
-    def _drop(self, known: Aged) -> None:
-        index = known.index
+    def _drop(self, entry: Aged) -> None:
+        index = entry.index
         if index >= 0:
-            known.index = -1
+            entry.index = -1
             last = self._leaves.pop()
-            if last is not known:
+            if last is not entry:
                 self._leaves[index] = last
                 last.index = index
 
     # -- densities ---------------------------------------------------------------------------
 
-    def _age(self, known: Aged) -> int:
-        return min(self._now - known.used >> self._shift, AGES - 1)
+    def _age(self, entry: Aged) -> int:
+        return min(self._now - entry.used >> self._shift, AGES - 1)
 
     def _explore(self, record: NodeRecord) -> None:
         """Now and then, make a node an explorer."""
-        known: Aged = record.data
-        if known.explores:
+        entry: Aged = record.data
+        if entry.explores:
             self._budget += record.tokens
-        known.explores = record.tokens <= self._budget and self._draw() * EXPLORERS < 1.0
-        if known.explores:
+        entry.explores = record.tokens <= self._budget and self._draw() * EXPLORERS < 1.0
+        if entry.explores:
             self._budget -= record.tokens
 
     def _evicted(self, record: NodeRecord, tokens: int) -> None:
         self._named = None
-        known: Aged = record.data
-        if known.explores:
+        entry: Aged = record.data
+        if entry.explores:
             self._budget += tokens
-        self._evictions[known.group][self._age(known)] += tokens * self._weight
+        self._evictions[entry.group][self._age(entry)] += tokens * self._weight
         self._event()
 
     def _event(self) -> None:

@@ -76,14 +76,14 @@ class LRUK(KeyedOrder):
         self._period = correlated_period
         self._never = (-math.inf,) * (k - 1)
         self._histories: dict[int, History] = {}
-        self._gone: Ghosts[History] = Ghosts(capacity * history)
+        self._ghosts: Ghosts[History] = Ghosts(capacity * history)
 
     def key(self, record: NodeRecord) -> tuple[float, int]:
         return (self._histories[record.serial].times[-1], record.recency)
 
     def insert(self, record: NodeRecord) -> None:
         now = record.last_use
-        history = self._gone.take(record.prefix_hash()) if len(self._gone) else None
+        history = self._ghosts.take(record.prefix_hash()) if len(self._ghosts) else None
         if history is None:
             history = History(now, (now, *self._never))
         else:
@@ -101,7 +101,7 @@ class LRUK(KeyedOrder):
 
     def remove(self, record: NodeRecord) -> None:
         super().remove(record)
-        self._gone.keep(record.prefix_hash(), record.tokens, self._histories.pop(record.serial))
+        self._ghosts.keep(record.prefix_hash(), record.tokens, self._histories.pop(record.serial))
 
 
 @hookimpl

@@ -21,7 +21,7 @@ __all__ = ["ALPHAS", "Checkpoint", "Marconi", "MarconiSettings", "ShadowStates",
 ALPHAS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Weights that the tuning tries."""
 _AT_ONCE = 0.02
-"""Share of the memory that a shadow frees at a time, so that it seldom sorts its scores."""
+"""Share of the memory that a shadow cache frees at a time, so that it seldom sorts its scores."""
 
 
 class MarconiSettings(BaseModel):
@@ -43,15 +43,15 @@ class Marconi(StateOrder):
     """Evicts the state with the lowest ``recency + alpha x FLOPs saved per byte``, each scaled to 0..1.
 
     FLOPs saved are those of the tokens from the nearest live state before the node to the node's end; bytes
-    are those that an eviction frees: the state, and on a leaf its KV too. Nodes with several children stay
-    as long as there are others.
+    are those that an eviction frees: the state, and on a leaf its KV too. Nodes with several children are
+    evicted only if there are no others.
 
     Source: R. Pan et al., "Marconi: prefix caching for the era of hybrid LLMs", MLSys 2025. Its admission
     rule (states at the ends of requests and at branches seen before) is the cache's own.
 
     Weight: as in the paper, 0 at first. From the first eviction on, requests are recorded; once there are
     ``window`` of them they are replayed under several weights, and the one that hits the most tokens is
-    taken. The next window then begins; see :func:`best_alpha`.
+    taken. Then the next window begins; see :func:`best_alpha`.
 
     Departures: scores are normalised from least to most every ``refresh`` requests, not at every
     eviction; the tuning replays states alone, without a tree, and again after each window, where the paper
@@ -151,7 +151,7 @@ class ShadowStates:
     """Hit tokens of a cache of a given size and weight, counted on states alone.
 
     A state weighs its own bytes plus those of the KV back to the previous state. A request hits the deepest
-    state on its path, and leaves one at its end and one where it diverges from an earlier request.
+    state on its path, and adds one at its end and one where it diverges from an earlier request.
 
     Attributes:
         found: Tokens hit so far.
@@ -165,7 +165,7 @@ class ShadowStates:
         flops: Callable[[int, int], float],
         alpha: float,
     ) -> None:
-        """Start empty.
+        """Make an empty shadow cache.
 
         Args:
             capacity: Bytes for states and KV.

@@ -1,9 +1,10 @@
 """Linked queues of records, and an order that keeps its records in them.
 
 The queues of the caching literature hold objects that can be evicted at any time. Here only unlocked
-leaves can. A node whose turn comes while it is not evictable leaves the line, and returns to its old end,
-where it is next, once it is. The event that makes it evictable again (the last child removed, the last lock
-released) pays for leaving the line, so a victim costs O(1), amortised, whatever the number of inner nodes.
+leaves can. A node whose turn comes while it is not evictable leaves the line. Once it is evictable it returns
+to the old end, where it is next. The event that makes it evictable again (the last child removed, the last
+lock released) pays for leaving the line, so a victim costs O(1), amortised, whatever the number of inner
+nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Entry:
 
     Attributes:
         record: The record.
-        queue: The queue that it belongs to, whether it stands in the line or not.
+        queue: The queue that it belongs to, whether it is in the line or not.
         newer: Its younger neighbour; None outside the line.
         older: Its older neighbour; None outside the line.
         uses: ``record.uses`` when the policy last looked; uses since then are hits.
@@ -54,7 +55,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.tokens = 0
-        # A sentinel where both ends meet: older than the oldest and newer than the newest.
+        # A sentinel that joins both ends: older than the oldest and newer than the newest.
         self._end = end = Entry(NodeRecord(0, None, 0, 0), self)
         end.newer = end.older = end
 
@@ -116,7 +117,7 @@ class QueueOrder(VictimOrder):
         entry.queue.add_newest(entry)
 
     def move(self, entry: Entry, queue: Queue) -> None:
-        """Move a record to the new end of a queue, from wherever it is."""
+        """Move a record to the new end of a queue, from any queue."""
         self.leave_line(entry)
         tokens = entry.record.tokens
         entry.queue.tokens -= tokens
@@ -129,7 +130,7 @@ class QueueOrder(VictimOrder):
         entry.queue.unlink(entry)
 
     def rejoin(self, entry: Entry) -> None:
-        """Return a record that is evictable again to where it is next."""
+        """Put a record that is evictable again back into its line, where it is next."""
         entry.queue.add_oldest(entry)
 
     def can_name(self, entry: Entry) -> bool:
@@ -142,7 +143,7 @@ class QueueOrder(VictimOrder):
         return Victim(entry.record)
 
     def oldest(self, queue: Queue) -> Entry | None:
-        """Return the oldest record of a queue that may be named; older ones leave the line until they may."""
+        """Return a queue's oldest record that may be named; older ones leave the line until they may."""
         while (entry := queue.oldest) is not None and not self.can_name(entry):
             self.leave_line(entry)
         return entry

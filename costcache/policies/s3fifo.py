@@ -34,7 +34,7 @@ class S3FIFOSettings(BaseModel):
 
 
 class Counted(Entry):
-    """An entry with the hits that were left when the policy last looked."""
+    """An entry with the hits that remained when the policy last looked."""
 
     __slots__ = ("hits",)
 
@@ -48,11 +48,11 @@ class Counted(Entry):
         return entry
 
     def count(self) -> int:
-        """Hits on a counter of two bits: those left plus those since, at most 3."""
+        """Return the value of the two-bit counter: hits that remained plus those since, at most 3."""
         return min(MOST, self.hits + self.record.uses - self.uses)
 
     def look(self, left: int) -> None:
-        """Set the hits that are left, and count from now on."""
+        """Set the hits that remain, and count from now on."""
         self.hits = left
         self.uses = self.record.uses
 
@@ -60,10 +60,10 @@ class Counted(Entry):
 class S3FIFO(QueueOrder):
     """Evicts the small queue's oldest node unless it was hit twice, else the main queue's oldest unhit one.
 
-    New nodes enter the small queue; those that were evicted from it and come back enter the main queue. While
-    the small queue takes its share of the pool, its oldest node is examined: with two hits it moves to the
-    main queue, otherwise it is evicted. Else the oldest of the main queue is examined: with hits it moves to
-    the new end and loses one, otherwise it is evicted.
+    New nodes enter the small queue; nodes with a ghost, which were evicted from it, enter the main queue.
+    While the small queue fills its share of the pool, its oldest node is examined: with two hits it moves to
+    the main queue, otherwise it is evicted. Else the oldest of the main queue is examined: with hits it moves
+    to the new end and loses one hit, otherwise it is evicted.
 
     Source: J. Yang, Y. Zhang, Z. Qiu, Y. Yue and K. V. Rashmi, "FIFO queues are all you need for cache
     eviction", SOSP 2023, algorithm 1. Parameters: the small queue's share, 10 % in the paper; the hits

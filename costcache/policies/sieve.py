@@ -13,7 +13,7 @@ __all__ = ["Sieve"]
 class Sieve(QueueOrder):
     """Moves a hand from old to new, round and round; evicts the first leaf without a hit since its last pass.
 
-    A node that was hit stays where it is, and counts as not hit from then on.
+    A node that was hit keeps its position, and its hit is cleared.
 
     Source: Y. Zhang, J. Yang, Y. Yue, Y. Vigfusson and K. V. Rashmi, "SIEVE is simpler than LRU: an
     efficient turn-key eviction algorithm for web caches", NSDI 2024. No parameters.

@@ -21,7 +21,7 @@ MakeOrder = Callable[["CostModel", tuple[PoolState, ...], Any], VictimOrder]
 """``make_order(cost, pools, settings)``: a new order for one cache."""
 
 Sight = Literal["leaves", "nodes", "states"]
-"""A word of :attr:`PolicySpec.sees`."""
+"""A value of :attr:`PolicySpec.sees`."""
 
 
 class NoSettings(BaseModel):
@@ -37,7 +37,7 @@ def supports_every_model(model: ModelSpec) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """A policy: how to make its order, what that looks at, and for which models it is.
+    """A policy: how to make its order, what the order looks at, and which models it serves.
 
     ``sees`` decides where a policy can serve:
 

@@ -1,7 +1,7 @@
-"""Orders for models with states: which checkpoint, or which leaf, to evict next.
+"""Orders for models with states, which name the next checkpoint or leaf to evict.
 
-A state is evicted by its own rank: from a node with children it goes alone and leaves a tombstone; from a
-leaf it takes the leaf with it, since KV after the last state is dead. Leaves without a state go first.
+A state is evicted by its own rank: alone from a node with children, which becomes a tombstone, and together
+with its node from a leaf, since KV after the last state is dead. Leaves without a state are evicted first.
 """
 
 from __future__ import annotations
@@ -111,14 +111,15 @@ class StateOrder(VictimOrder):
             if record.data is None or record.data != score or record.state is None:
                 heapq.heappop(heap)
             elif record is self._named:
-                heapq.heappop(heap)  # it could not be taken: defer queues it again
+                heapq.heappop(heap)  # it could not be evicted: defer queues it again
             elif leaves_only and record.live_children:
                 heapq.heappop(heap)  # queued again when it becomes a leaf
             elif record.state.locks if record.live_children or pool == "state" else record.locks:
                 self._parked.append(heapq.heappop(heap)[2])
             elif self._is_current(heap, record, score):
                 self._named = record
-                # Locked KV stays, and so does KV of a node with children: then the state is evicted alone.
+                # Locked KV and the KV of a node with children are not evictable: then the state is evicted
+                # alone.
                 alone = record.live_children or record.locks
                 return Victim(record, Action.TOMBSTONE if alone else Action.DELETE)
         self._named = None
@@ -213,8 +214,8 @@ class StateByKey(StateOrder):
 class ConsumedLRU(StateOrder):
     """Evicts the state least recently resumed from.
 
-    Plain LRU refreshes every state on a request's path, so states that longer ones have superseded stay
-    as long as those do. Here a request refreshes only the state that it resumes from.
+    Plain LRU refreshes every state on a request's path, so a state stays as recent as the longer ones that
+    superseded it. Here a request refreshes only the state that it resumes from.
     """
 
     def score(self, record: NodeRecord) -> int:
@@ -228,7 +229,7 @@ def state_lru() -> StateOrder:
 
 
 def make_state_order(order: VictimOrder) -> VictimOrder:
-    """Make an order for a model with states: a keyed order ranks states by its key, others are kept."""
+    """Make an order for a model with states: a keyed order ranks states by its key, others are unchanged."""
     return StateByKey(order) if isinstance(order, KeyedOrder) else order
 
 

@@ -1,4 +1,4 @@
-"""Tail-optimised LRU: evicts first the tails without which no next turn's prefill gets too long."""
+"""Tail-optimised LRU: first evicts tails without which the next turn's prefill is still short enough."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TLRU(KeyedOrder):
     def insert(self, record: NodeRecord) -> None:
         longest, end = self._longest, record.depth + record.tokens
         node = record
-        # Ancestors have seen at least what their descendants have: stop at the first that knows.
+        # An ancestor's longest is at least its descendants': stop at the first that is long enough.
         while node.parent is not None and longest.get(node.serial, -1) < end:
             longest[node.serial] = end
             node = node.parent

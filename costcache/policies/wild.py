@@ -72,7 +72,7 @@ class Evidence:
 
 
 class RequestClass:
-    """One class of requests: an LRU queue of their nodes, and the reuse that was observed.
+    """One class of requests: an LRU queue of their nodes, and the reuse observed.
 
     Attributes:
         queue: Its nodes.

@@ -110,11 +110,11 @@ class WTinyLFU(QueueOrder):
     size of the cache there. Counters have 4 bits.
 
     Departures: a prefix cache must cache what was computed, so admission became a choice between two
-    victims, made when room is needed; nodes that overflow the window while nothing has to be evicted pass
-    freely. Objects are nodes of tokens, compared one to one whatever their sizes, while queues are measured
-    in tokens; only unlocked leaves are evicted, and a node whose turn comes while it is not evictable is next
-    once it is. A use is counted once per request. The sketch knows nodes by their first page; the tail of a
-    split inherits the uses. There is no doorkeeper. A victim costs O(1), amortised.
+    victims, made when room is needed; nodes that overflow the window while nothing has to be evicted enter
+    the main region unconditionally. Objects are nodes of tokens, compared one to one whatever their sizes,
+    while queues are measured in tokens; only unlocked leaves are evicted, and a node whose turn comes while
+    it is not evictable is next once it is. A use is counted once per request. The sketch knows nodes by their
+    first page; the tail of a split inherits the uses. There is no doorkeeper. A victim costs O(1), amortised.
     """
 
     def __init__(

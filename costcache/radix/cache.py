@@ -26,7 +26,7 @@ __all__ = ["PrefixCache", "RadixCache", "deployment_in_pages"]
 
 
 class PrefixCache:
-    """A tree of prefixes and the slots of their KV: the base of :class:`RadixCache` and of ``StateCache``."""
+    """A tree of prefixes and the slots of their KV; base of :class:`RadixCache` and of ``StateCache``."""
 
     def __init__(self, tree: RadixTree, slots: Slots) -> None:
         """Make a cache of an empty tree.
@@ -62,7 +62,7 @@ class PrefixCache:
 
     @property
     def free(self) -> int:
-        """Slots that nobody uses."""
+        """Unused slots."""
         return self._slots.free
 
     @property
@@ -92,7 +92,7 @@ class PrefixCache:
 
     @property
     def clock(self) -> Clock:
-        """Logical time; call ``clock.advance(seconds)`` to give it the stream's own."""
+        """Logical time; call ``clock.advance(seconds)`` to run it on the stream's time."""
         return self._pool.clock
 
     @property
@@ -138,7 +138,8 @@ class PrefixCache:
 
         Args:
             tokens: Integers of shape [n]: a list, a numpy array or a torch tensor.
-            request: The request's name, anything hashable. Without it, the match is a request of its own.
+            request: The request's name, anything hashable. Without it, the match counts as a separate
+                request.
             extra_key: Prefixes of different extra keys (an adapter, say) never match.
             cache_salt: Nor do prefixes of different salts.
         """
@@ -176,7 +177,7 @@ class PrefixCache:
             slots: Their slots, integers of shape [n], reserved by the caller or free. Those of added tokens
                 become the cache's; the others stay the caller's: see :class:`Inserted`. Without
                 slots the cache allocates its own, evicts for them, and adds the head that fits.
-            request: The request's name; without it, a request of its own.
+            request: The request's name; without it, the insert counts as a separate request.
             priority: For the ``priority`` order; a node has the highest of its requests.
             extra_key: See :meth:`match_prefix`.
             cache_salt: See :meth:`match_prefix`.
@@ -220,7 +221,7 @@ class PrefixCache:
         return Inserted(node, matched, added, given, parts, self._given_out)
 
     def finish(self, request: Hashable, info: RequestInfo | None = None) -> None:
-        """End a request, once, and say what is known of it; policies learn from it.
+        """End a request, once, with the facts known of it; policies learn from them.
 
         Raises:
             ValueError: No running request has that name, or a count is below 0.
@@ -272,8 +273,8 @@ class PrefixCache:
 
         Returns:
             Slots, int64 of shape [tokens rounded up], to :meth:`insert` or :meth:`release`. None, with
-            nothing evicted, if there is no room for them beside what is locked and reserved; None also if
-            slots that callers chose themselves leave too few whole pages.
+            nothing evicted, if locked and reserved slots leave no room for them; also if slots that callers
+            chose themselves leave too few whole pages.
 
         Raises:
             TypeError: Not a whole number.
@@ -377,7 +378,7 @@ class PrefixCache:
         return self._pool.make_room(tokens, node)
 
     def _reserve(self) -> None:
-        """Tell the pool how much running requests own."""
+        """Tell the pool how many slots running requests have reserved."""
         self._pool.reserved = self._slots.reserved
 
     def _request(self, name: Hashable) -> RequestRecord:
@@ -398,7 +399,7 @@ class PrefixCache:
 
     def _out(self, slots: NDArray[np.int64]) -> Any:
         if not slots.flags.writeable:
-            slots = slots.copy()  # a part of an array of all slots
+            slots = slots.copy()  # a slice of the shared array of all slots
         if self._device is None:
             return slots
         import torch
@@ -406,7 +407,7 @@ class PrefixCache:
         return torch.from_numpy(slots).to(self._device)
 
     def _collect(self) -> NDArray[np.int64]:
-        """Return the slots that an eviction freed, which are free from now on."""
+        """Free the slots of an eviction's victims, and return them."""
         freed = self._freed
         slots = freed[0] if len(freed) == 1 else joined(freed)
         freed.clear()

@@ -1,4 +1,4 @@
-"""What a cache tells its observers: which prefixes it stored and removed."""
+"""Events that a cache sends to its observers: the prefixes that it stored and removed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stored:
 
     Attributes:
         namespace: ``(extra_key, cache_salt)``.
-        parent: Hash of the page in front, None at the start of a prefix.
+        parent: Hash of the page before, None at the start of a prefix.
         hashes: Hash of each page.
         tokens: int64 of shape [pages * page_size].
         page_size: Tokens per page.
@@ -73,7 +73,7 @@ class EventStream:
         self._observers: list[Callable[[Event], None]] = []
 
     def __bool__(self) -> bool:
-        """True while somebody observes; without observers nothing is hashed."""
+        """True while there are observers; without any, nothing is hashed."""
         return bool(self._observers)
 
     def subscribe(self, observer: Callable[[Event], None]) -> Callable[[], None]:
@@ -87,7 +87,7 @@ class EventStream:
         return unsubscribe
 
     def stored(self, node: Node, namespace: Namespace) -> None:
-        """Tell of a new leaf."""
+        """Report a new leaf."""
         import numpy as np
 
         parent = self.hash(node, namespace)
@@ -102,18 +102,18 @@ class EventStream:
         )
 
     def removed(self, node: Node, namespace: Namespace, pages: int) -> None:
-        """Tell that the last ``pages`` pages of ``node`` are about to go."""
+        """Report that the last ``pages`` pages of ``node`` are about to be removed."""
         hashes = node.hashes or []
         cut = len(hashes) - pages
         self._send(Removed(namespace, tuple(hashes[cut:])))
         del hashes[cut:]
 
     def cleared(self) -> None:
-        """Tell of a reset."""
+        """Report a reset."""
         self._send(Cleared())
 
     def hash(self, node: Node, namespace: Namespace) -> int | None:
-        """Give ``node`` its page hashes, from its parent's; returns the hash in front of it."""
+        """Hash the pages of ``node``, chained from its parent's; returns the hash before its first page."""
         parent = node.parent
         before = parent.hashes[-1] if parent is not None and parent.hashes else None
         digest = repr(namespace).encode() if before is None else before.to_bytes(8, "little")

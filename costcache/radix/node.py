@@ -26,9 +26,9 @@ class Node(NodeRecord):
             bytearray, since that compares with any buffer at memory speed and shrinks in place.
         slots: Slots of the node's tokens, int64 of shape [tokens]; None in a tree that only counts.
         children: Child nodes by the bytes of their first page.
-        checksum: CRC-32 of the whole prefix through this node; None until somebody needs it.
+        checksum: CRC-32 of the whole prefix through this node; None until it is needed.
         edge: Bytes of the first page, by which its parent finds the node.
-        hashes: Hash of the prefix up to each page; None unless somebody observes the cache.
+        hashes: Hash of the prefix up to each page; None unless the cache has observers.
     """
 
     __slots__ = ("checksum", "children", "edge", "hashes", "key", "slots")
@@ -63,7 +63,7 @@ class Node(NodeRecord):
             start = offset * len(self.key) // self.tokens // size * size
             checksum = zlib.crc32(memoryview(self.key)[:start], checksum)
             page = bytes(self.key[start : start + size])
-        # The depth makes up for half of what 32 bits lack: only prefixes of one length can be mixed up.
+        # With the depth beside the 32-bit checksum, only prefixes of one length can collide.
         return self.depth + offset << 32 | zlib.crc32(page, checksum)
 
     def prefix_checksum(self) -> int:

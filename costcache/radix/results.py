@@ -105,13 +105,13 @@ class CacheStats:
         hit_tokens: Tokens found by matches.
         asked_tokens: Tokens that matches asked for.
         cached: Tokens in the cache now.
-        free: Slots that nobody uses now.
+        free: Unused slots now.
         reserved: Slots that running requests own now, outside the cache.
         protected: Locked cached tokens now.
         nodes: Nodes in the tree now.
         evictions: Evictions that had a shortfall.
         evicted: Tokens evicted.
-        trimmed: Victims of which only the tail was evicted.
+        trimmed: Victims evicted in part, from the tail.
         clamped: Answers of plugins that were out of bounds and replaced.
         fallbacks: Policies dropped for LRU: 0 or 1 since the last reset.
         oversized: Requests longer than the whole pool.

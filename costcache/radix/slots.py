@@ -14,12 +14,12 @@ _CACHED, _FREE = bytes((CACHED,)), bytes((FREE,))
 class Slots:
     """``capacity`` slots, one per token, given out in whole pages.
 
-    Callers either have slots chosen for them (:meth:`allocate`) or name slots of their own choice when
-    they insert them; free slots that they name are no longer free.
+    Callers either :meth:`allocate` slots or choose their own when they insert; free slots chosen this way are
+    no longer free.
 
     Attributes:
         capacity: Slots in all: whole pages of the size asked for.
-        free: Slots that nobody uses.
+        free: Unused slots.
         cached: Slots in the cache.
     """
 
@@ -31,15 +31,15 @@ class Slots:
         # Where each slot was last named in an insert, to see whether it is named twice; never cleared.
         self._named: NDArray[np.int32] = np.empty(self.capacity, np.int32)
         self._positions = np.arange(self.capacity, dtype=np.int32)
-        # Slots in a row are kept as a part of this one array: nothing to copy, and nobody can write to it.
-        # It lies in bytes, since bytes are compared with a part of them in place, at memory speed.
+        # Consecutive slots are a slice of this one array: nothing is copied, and nobody can write to it. Its
+        # memory is a bytes object, with a slice of which slots are compared in place, at memory speed.
         self._row = np.arange(self.capacity, dtype=np.int64).tobytes()
         self._all: NDArray[np.int64] = np.frombuffer(self._row, np.int64)
         self._offsets = np.arange(page_size)
         self.free = self.capacity
         self.cached = 0
-        # A stack of wholly free pages. It is stale once callers name free slots themselves or free
-        # parts of pages; it is made afresh when slots are next allocated.
+        # A stack of the pages that are wholly free. It is stale once callers name free slots themselves or
+        # free parts of pages; it is rebuilt when slots are next allocated.
         self._stack: NDArray[np.int64]
         self._top = 0
         self._stale = False
@@ -147,14 +147,14 @@ class Slots:
             wrong = slots[state != RESERVED][0]
             where = "free" if self._state[wrong] == FREE else "in the cache"
             raise ValueError(f"slot {wrong} is {where}: only slots that a request has reserved can be freed")
-        self.free += self._put_back(np.unique(slots))
+        self.free += self._make_free(np.unique(slots))
 
     def evict(self, slots: NDArray[np.int64]) -> None:
         """Free cached slots, once their victims have left the tree."""
         self.cached -= slots.size
-        self.free += self._put_back(slots)
+        self.free += self._make_free(slots)
 
-    def _put_back(self, slots: NDArray[np.int64]) -> int:
+    def _make_free(self, slots: NDArray[np.int64]) -> int:
         size, page_size = slots.size, self.page_size
         if size == 1 == page_size and not self._stale:  # most evictions of a busy server
             slot = slots[0]
@@ -172,7 +172,7 @@ class Slots:
         elif (first := self._row_at(slots)) is not None and not (first | size) % page_size:
             self._push(self._all[first // page_size : (first + size) // page_size])
         elif size % page_size == 0:
-            # Slots that are freed together are distinct: as many of one page as it has are all of it.
+            # Slots freed together are distinct, so page_size slots of one page are the whole page.
             pages = (slots // page_size).reshape(-1, page_size)
             firsts = pages[:, 0]
             if (pages == firsts[:, None]).all():
@@ -185,7 +185,7 @@ class Slots:
 
     def _push(self, pages: NDArray[np.int64]) -> None:
         stop = self._top + pages.size
-        self._stack[self._top : stop] = pages[::-1]  # on top the first, so that rows are given out as rows
+        self._stack[self._top : stop] = pages[::-1]  # popped in ascending order
         self._top = stop
 
     def _sweep(self) -> None:

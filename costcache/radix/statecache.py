@@ -30,7 +30,7 @@ class StateMatch(Match):
         matched_len: Tokens that need no prefill: those before the deepest state on the path.
         node: The node with that state; lock it while the state is in use. The root if there is none.
         state: Slot of the state, to copy from and never to write to; None if none is usable.
-        beyond: Tokens after the state whose KV is cached. They have to be run again, for their states.
+        beyond: Tokens after the state whose KV is cached. They are recomputed, for their states.
         branch: The node where those end, if no state is kept there: two prompts have passed it, so it is the
             best place for a further state (:meth:`StateCache.attach`). None otherwise.
     """
@@ -55,8 +55,7 @@ class StateCache(PrefixCache):
     own: with :meth:`insert`, and with :meth:`attach`. Cached states are never written to.
 
     When space is short a state can be evicted alone; its node is a tombstone then, and its KV still serves
-    the states after it. KV after the last state of its path serves nobody, and is evicted before anything
-    else.
+    the states after it. KV after the last state of its path is dead, and is evicted before anything else.
     """
 
     _tree: StateTree
@@ -167,7 +166,8 @@ class StateCache(PrefixCache):
                 else it stays the caller's. Without one, the added KV is dead until a state is kept after it.
 
         Raises:
-            ValueError: As there; or the state is not reserved, or the tokens are not whole pages.
+            ValueError: As :meth:`RadixCache.insert` does; or the state is not reserved, or the tokens are not
+                whole pages.
         """
         if state is not None:
             state = self._as_reserved(state)
@@ -276,7 +276,7 @@ class StateCache(PrefixCache):
         self._tree.reserve(self._slots.reserved, len(self._reserved_slots))
 
     def _make_room(self, tokens: int, states: int) -> bool:
-        """Evict what is missing, if that is possible at all."""
+        """Evict the shortfall, if that is possible at all."""
         possible = all(
             tokens * pool.token_units + states * pool.state_units - pool.free <= pool.evictable
             for pool in self._tree.pools.values()

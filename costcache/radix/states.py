@@ -61,7 +61,7 @@ class StateTree(RadixTree):
 
         Raises:
             PluginError: The policy's order cannot be made.
-            SettingsError: The share is not one, or the memory has no room for a page and a state.
+            SettingsError: The share is not between 0 and 1, or the memory has no room for a page and a state.
         """
         if state_share is not None and not 0.0 < state_share < 1.0:
             raise SettingsError(f"state_share is {state_share}: give a share between 0 and 1, or None")
@@ -122,20 +122,20 @@ class StateTree(RadixTree):
     # -- counts ------------------------------------------------------------------------------
 
     def reserve(self, tokens: int, states: int) -> None:
-        """Running requests own so many tokens and states outside the tree from now on."""
+        """Set the tokens and states that running requests own outside the tree."""
         for pool in self.pools.values():
             pool.reserved = tokens * pool.token_units + states * pool.state_units
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that fit into what nobody uses; in one pool, as if only tokens were added."""
+        """Tokens that fit into the free memory; in one pool, as if only tokens were added."""
         if self.state_capacity is None:
             return max(0, self.pool.free) // self.kv_bytes
         return self.pool.free
 
     @property
     def free_states(self) -> int:
-        """States that fit into what nobody uses; in one pool, as if only states were added."""
+        """States that fit into the free memory; in one pool, as if only states were added."""
         if self.state_capacity is None:
             return max(0, self.pool.free) // self.state_bytes
         return self.pools["state"].free
@@ -170,13 +170,13 @@ class StateTree(RadixTree):
         """Make room for more tokens and states.
 
         Args:
-            nodes: The nodes that the request uses: their paths and states stay.
+            nodes: The nodes that the request uses: their paths and states are not evicted.
             tokens: Tokens to add, whole pages.
             states: States to add.
 
         Returns:
             Tokens and states that fit: all, unless the memory is too small or too much of it is locked or
-            reserved. Where it is, states come first, since tokens after the last state are dead.
+            reserved. If not, states come first, since tokens after the last state are dead.
         """
         pool = self.pool
         for node in nodes:
@@ -208,7 +208,7 @@ class StateTree(RadixTree):
             self.on_free_state(state.slot)
 
     def _take_from(self, name: str, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002  # evicted whole
-        """Free a victim for a pool; returns the pool's units."""
+        """Free a victim for a pool; returns the units freed, in the pool's unit."""
         node = victim.record
         if not isinstance(node, Node) or node.parent is None:
             return Refused.NOT_A_LEAF
@@ -221,7 +221,7 @@ class StateTree(RadixTree):
             self.pool.detach(node)
             self._freed(state)
             return pool.state_units
-        # A leaf without its state is of no use: it is evicted whole, whatever was asked for.
+        # A leaf without its state is dead: it is evicted whole, however little was asked for.
         if node.locks:
             return Refused.LOCKED
         if name == "state" and state is None:

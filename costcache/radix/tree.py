@@ -1,4 +1,4 @@
-"""The radix tree: which prefixes are cached. Its pool keeps their records, and asks it to free victims."""
+"""The radix tree of cached prefixes. Its pool keeps their records, and asks it to free victims."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ class RadixTree:
         return node
 
     def refresh(self, node: Node) -> None:
-        """Make ``node`` and its ancestors recent without counting a use: someone waits for them."""
+        """Make ``node`` and its ancestors recent without counting a use: a waiting request needs them."""
         self.pool.clock.accesses += 1
         path: list[NodeRecord] = [*node.path()]
-        path.reverse()  # the prefix last: it stays more recent than what comes after it
+        path.reverse()  # the prefix last: it stays more recent than its suffix
         self.pool.use(path, None)
 
     # -- structure ---------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class RadixTree:
     def trim(self, node: Node, tokens: int) -> None:
         """Cut the last ``tokens`` tokens, whole pages but not all, off a leaf, and free their slots."""
         keep = node.tokens - tokens
-        # In place where little goes; a copy where much does, so that the memory is returned.
+        # In place if little is cut off; a copy if much is, so that the memory is returned.
         del node.key[keep // self.page_size * self.page_bytes :]
         slots = node.slots
         if slots is not None:
@@ -204,7 +204,7 @@ class RadixTree:
             self.on_free(slots)
 
     def take(self, victim: Victim, needed: int) -> int | Refused:
-        """Free a leaf, or the tail of it that ``needed`` tokens ask for; the pool calls it."""
+        """Free a leaf, or as much of its tail as ``needed`` asks for; the pool calls this."""
         node, action, limit = victim
         if not isinstance(node, Node) or node.parent is None or node.children:
             return Refused.NOT_A_LEAF

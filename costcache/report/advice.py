@@ -29,8 +29,8 @@ class Advice:
     """A recommendation.
 
     Attributes:
-        headline: What to do, in one sentence.
-        reasons: Why, and the gain, one or two sentences each.
+        headline: The recommendation, in one sentence.
+        reasons: Reasons and the gain, one or two sentences each.
         command: The command to serve with; empty if there is nothing to recommend.
         losses: Where the recommendation loses.
         caveats: Limits of the report.
@@ -209,9 +209,9 @@ def losses(material: Material, policy: str) -> tuple[str, ...]:
         if mine is None:
             continue
         top = max(material.at(capacity), key=lambda r: r.run.token_hit_rate)
-        behind = top.run.token_hit_rate - mine.run.token_hit_rate
-        if behind >= _MATTERS:
-            lost.append(f"At {capacity}, {top.run.policy} is better by {points(behind)[1:]}.")
+        margin = top.run.token_hit_rate - mine.run.token_hit_rate
+        if margin >= _MATTERS:
+            lost.append(f"At {capacity}, {top.run.policy} is better by {points(margin)[1:]}.")
     if policy != "lru" and not lru:
         lost.append("LRU was not replayed, so the gain over it is unknown: add lru to --policy.")
     elif policy != "lru" and not lost:

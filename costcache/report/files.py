@@ -59,26 +59,26 @@ def check_distinct(inputs: Iterable[str | None], outputs: Mapping[str, Path | No
     Raises:
         SettingsError: If two are the same file.
     """
-    taken = {os.path.realpath(name): "is what is read" for name in inputs if name and name != "-"}
+    taken = {os.path.realpath(name): "is an input" for name in inputs if name and name != "-"}
     for option, path in outputs.items():
         if path is None or str(path) == "-" or path.is_char_device():
             continue
         place = os.path.realpath(path)
         if place in taken:
             raise SettingsError(f"{option} {path} {taken[place]}: give another name")
-        taken[place] = f"is what {option} writes"
+        taken[place] = f"is also written by {option}"
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader finds the old content or the new, never a part.
 
-    A link stays, and what it leads to is written; a device or a pipe is written to, and not replaced.
+    A symbolic link stays, and its target is written. A device or a pipe is written to directly.
 
     Raises:
-        OSError: It cannot be written, names the file; the old file is as it was.
+        OSError: The file, which is named, cannot be written; the old one is unchanged.
     """
     try:
         with open_whole(path) as stream:
             stream.write(content)
-    except OSError as error:  # a temporary name, or none, is no help
+    except OSError as error:  # name the file, not a temporary one
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error

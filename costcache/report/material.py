@@ -27,7 +27,7 @@ _BINS = 48
 _BOX = (5, 25, 50, 75, 95)
 _QUANTILES = tuple(range(101))
 _OPTIMUM_PAGES = 6_000_000
-"""Replay the optimum unasked up to so many pages of all prompts: beyond, it takes too long."""
+"""Most pages of all prompts for which the optimum is added unasked: beyond, it takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Replay:
         ttft: Seconds to first token at the percentiles 5, 25, 50, 75 and 95.
         ttft_curve: The same at each percentile from 0 to 100.
         regretted: Prompt tokens of earlier requests no longer cached when requested again, per time bin.
-        evicted: Tokens evicted, per time bin; None if the bins cannot be told.
+        evicted: Tokens evicted, per time bin; None if they cannot be assigned to bins.
     """
 
     run: Run
@@ -151,7 +151,7 @@ def gather(
 ) -> Material:
     """Gather the figures of a report.
 
-    Also replays the bounds that the others are judged by: the unlimited pool and, in the plain mode, the
+    Also replays the bounds for comparison: the unlimited pool and, in the plain mode, the
     offline optimum at each capacity.
 
     Args:

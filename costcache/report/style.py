@@ -11,7 +11,8 @@ INK = "#1f2328"
 MUTED = "#6b7280"
 GRID = "#e5e7eb"
 
-# Okabe and Ito's palette, distinct to all kinds of colour vision, without the yellow: it is faint on white.
+# Okabe and Ito's palette, distinct to all kinds of colour vision, without its yellow, which is faint on
+# white.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4f2c")
 # Five and seven are coprime: a pair of colour and dash repeats only after 35 policies.
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")

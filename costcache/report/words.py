@@ -33,5 +33,5 @@ def points(difference: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time in milliseconds, or in seconds from one up."""
+    """A time in milliseconds, or in seconds from one second up."""
     return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.1f} s"

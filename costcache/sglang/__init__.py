@@ -16,10 +16,10 @@ logger = logging.getLogger("costcache")
 
 
 def register() -> None:
-    """Make the policy names and the cache backend ``costcache`` known to SGLang.
+    """Register the policy names and the cache backend ``costcache`` with SGLang.
 
-    SGLang calls it in every process, before it reads the command line, and swallows what it raises; so a
-    failure is logged here, and without the names SGLang refuses ``--radix-eviction-policy costcache``.
+    SGLang calls it in every process, before it reads the command line, and swallows exceptions. So a failure
+    is logged here, and without the names SGLang refuses ``--radix-eviction-policy costcache``.
     """
     try:
         _check_version()

@@ -1,4 +1,4 @@
-"""From SGLang's build context to our cache: settings, model, policy and tree core."""
+"""Builds our cache from SGLang's build context: settings, model, policy and tree core."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def read_deployment(ctx: Any, kv_dtype: str) -> Deployment:
 
 
 def refuse(ctx: Any) -> None:
-    """Refuse options that our cache has not been tried with; never fall back in silence.
+    """Refuse options that our cache is not tested with; never fall back silently.
 
     Raises:
         SettingsError: Names the option and what to do.
@@ -125,7 +125,7 @@ def build(
         original: SGLang's ``create_unified_radix_cache``.
         ctx: Its build context.
         settings: The settings of the command line.
-        cache_class: A cache class that somebody else asks for: refused.
+        cache_class: Another plugin's cache class; refused if given.
         plugins: Where to look for plugins; the process's own by default.
 
     Raises:
@@ -183,7 +183,7 @@ def build(
 def choose_core(
     params: Any, binding: Binding, *, host_tier: bool = False, linker: bool = False
 ) -> tuple[Literal["python", "rust"], str]:
-    """Choose the tree core: SGLang's Rust core if it can do what is asked, else its Python core.
+    """Choose the tree core: SGLang's Rust core if it can serve this cache, else its Python core.
 
     Args:
         params: SGLang's ``CacheInitParams``, as SGLang made them: no components of ours in them yet.
@@ -195,7 +195,7 @@ def choose_core(
         The core, and the reason in a few words, for the log.
 
     Raises:
-        SettingsError: ``core`` is ``"rust"``, and it cannot do what is asked.
+        SettingsError: ``core`` is ``"rust"``, and that core cannot serve this cache.
     """
     settings = binding.settings
     if settings.core == "python":
@@ -215,7 +215,7 @@ def why_not_rust(
 ) -> str | None:
     """Say why the Rust core cannot serve this cache; None if it can.
 
-    Takes what :func:`choose_core` takes.
+    Takes the arguments of :func:`choose_core`.
     """
     from sglang.srt.mem_cache.unified_cache import tree_core_registry
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -224,7 +224,9 @@ def why_not_rust(
         names = "+".join(component.name for component in params.tree_components)
         return f"the model needs {names} and the Rust core takes victims for FULL alone"
     if host_tier:
-        return "a host tier is attached, and the Rust core does not tell which nodes are leaves on the device"
+        return (
+            "a host tier is attached, and the Rust core does not expose which nodes are leaves on the device"
+        )
     if linker:
         return "an external cache linker is attached"
     if binding.settings.trim == "exact":
@@ -240,7 +242,7 @@ def why_not_rust(
 
 @functools.cache
 def _broken() -> str | None:
-    """Try the Rust core once, on one token: built for another torch it loads and then panics."""
+    """Try the Rust core once, on one token: one built for another torch loads and then panics."""
     import torch
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -264,7 +266,7 @@ def _broken() -> str | None:
         key = RadixKey(array("q", [1]))
         core.begin_insert(InsertParams(key=key, value=torch.zeros(1, dtype=torch.int64)))
         found = core.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
-    except BaseException as error:  # a panic of the core is no Exception
+    except BaseException as error:  # a panic of the core is not an Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         return f"SGLang's Rust tree core does not work here with torch {torch.__version__}: {error!r}"
@@ -280,7 +282,7 @@ def _components(ctx: Any) -> tuple[ComponentType, ...]:
 
 
 def make_cache(params: Any, binding: Binding, core: Literal["python", "rust"] = "python") -> Any:
-    """Point SGLang's parameters at our parts; returns the constructor of the cache."""
+    """Put our components and core into SGLang's parameters; returns the constructor of the cache."""
     params.eviction_policy, params.eviction_policy_config = "lru", None
     if core == "rust":
         from costcache.sglang import rustcore

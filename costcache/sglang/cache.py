@@ -33,10 +33,10 @@ class CostCache(UnifiedRadixCache):
 
     Attributes:
         binding: The model, its policy and its plugin.
-        core: Tree core that the cache is in, ``"python"`` or ``"rust"``.
+        core: Tree core of the cache, ``"python"`` or ``"rust"``.
         pools: Its pools.
         cost_metrics: Counts evictions for Prometheus; None unless metrics are on.
-        full_alone: Whether the model has full attention and nothing else.
+        full_alone: Whether full attention is the model's only component.
         free_slots: Returns the slots of evicted nodes to the allocator; see
             :func:`costcache.sglang.patches.slot_freer`.
     """
@@ -51,7 +51,7 @@ class CostCache(UnifiedRadixCache):
         """
         self.binding = binding
         self.core = core
-        # The tree core tells the pools of its nodes from its first reset on, within super().__init__.
+        # The tree core reports its nodes to the pools from its first reset on, within super().__init__.
         self.disable = params.disable
         self.req_to_token_pool = params.req_to_token_pool
         self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
@@ -102,18 +102,18 @@ class CostCache(UnifiedRadixCache):
             else:
                 result = super()._match_tree(params)
         finally:
-            self.pools.rest()
+            self.pools.end_walk()
         if life is not None and not life.stored:
             life.matched(result.device_prefix_len + result.host_hit_length)
         return result
 
     def touch_prefix(self, key: Any) -> None:
-        """Make a prefix recent without counting a use: a waiting request still wants it."""
+        """Make a prefix recent without counting a use: a waiting request still needs it."""
         self.pools.walk(None)
         super().touch_prefix(key)
 
     def insert(self, params: Any) -> Any:
-        """Cache a sequence; it is a request of its own if none is at work."""
+        """Cache a sequence; outside a request it counts as a separate one."""
         if self._walking or self.disable:
             return super().insert(params)
         return self._on_behalf(self.pools.begin(), super().insert, params)
@@ -134,15 +134,15 @@ class CostCache(UnifiedRadixCache):
             return work(*args, **named)
         finally:
             self._walking = False
-            self.pools.rest()
+            self.pools.end_walk()
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
-        """A request returns its memory: at its end, or because it has to wait again."""
+        """Release a request's memory: at its end, or because it is retracted."""
         super().on_release(req, checkpointed=checkpointed)
         self._finished(req)
 
     def claim_kv_row(self, req: Any) -> bool:
-        """A streaming session may keep the request's memory."""
+        """Let a streaming session take over the request's memory."""
         claimed = bool(super().claim_kv_row(req))
         if claimed:
             self._finished(req)
@@ -152,8 +152,8 @@ class CostCache(UnifiedRadixCache):
         if self.disable or not req.finished():
             return
         life: Life = life_of(req, self.pools)
-        if not life.over:
-            life.over = True
+        if not life.finished:
+            life.finished = True
             self.pools.finish(life.records, info(req, life))
 
     # -- evictions ---------------------------------------------------------------------------
@@ -179,8 +179,8 @@ class CostCache(UnifiedRadixCache):
     ) -> None:
         targets = available_size_targets or {}
         if self._shares_memory or allocation_reclaim_satisfied is not None:
-            # Pools share memory, so only SGLang knows when there is enough: its own walk evicts the
-            # nodes that our components name.
+            # Pools share memory, so only SGLang can tell when enough is free: its own walk evicts the nodes
+            # that our components name.
             super()._evict_components(
                 request_by_type,
                 tracker,
@@ -211,7 +211,7 @@ class CostCache(UnifiedRadixCache):
         return result
 
     def _evict_only_pool(self, wanted: int, available_size_targets: dict[Any, tuple[Any, int]] | None) -> Any:
-        """Free the shortfall of a cache that has one pool, as SGLang does, without its detours."""
+        """Free the shortfall of a cache with one pool, as SGLang does, but with fewer calls."""
         full, began = ComponentType.FULL, time.perf_counter()
         tracker = {full: 0}
         if wanted > 0:
@@ -225,7 +225,7 @@ class CostCache(UnifiedRadixCache):
     ) -> None:
         """Free the shortfall of one pool.
 
-        An allocator may keep part of the freed slots to itself (a reserve, the rest of a page): the remaining
+        An allocator may withhold part of the freed slots (a reserve, the rest of a page): the remaining
         shortfall is evicted in another round.
         """
         pool = self.pools.by_name[POOL_OF[component]]
@@ -241,7 +241,7 @@ class CostCache(UnifiedRadixCache):
             victims.evict(pool, short, tracker)
             if tracker[component] == before:
                 if self.core == "rust" and self.full_evictable_size():
-                    # There is a leaf that no record knows: the core walks by itself.
+                    # Some leaf has no record: the core chooses the victims itself.
                     quota = {**dict.fromkeys(POOL_OF, 0), component: wanted}
                     super()._evict_components(quota, tracker, target and {component: target})
                 return
@@ -250,7 +250,7 @@ class CostCache(UnifiedRadixCache):
 
     @property
     def only_frees(self) -> bool:
-        """Whether evicting a leaf is freeing its slots, with no other component and no other tier."""
+        """Whether an eviction only frees a leaf's slots: there is no other component and no other tier."""
         return (
             self.full_alone
             and self.cache_controller is None

@@ -1,8 +1,8 @@
 """SGLang's tree components, reporting evicted values and locks, and naming victims in SGLang's walks.
 
-Most evictions are driven by the cache (see :mod:`costcache.sglang.cache`). A few walks stay SGLang's own,
-since they end on conditions that only SGLang knows: joint reclaim of pools that share memory, and the
-host tier. In these the components name the nodes, from the same orders.
+Most evictions are driven by the cache (see :mod:`costcache.sglang.cache`). A few walks stay SGLang's, since
+only SGLang can tell when they end: joint reclaim of pools that share memory, and the host tier. In these the
+components name the victims, from the same orders.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ __all__ = ["COMPONENTS", "CostFull", "CostMamba", "CostSWA"]
 
 
 class _Naming:
-    """Victims of one walk, from a pool's order; those that were not evicted are offered again later."""
+    """Names the victims of one walk, from a pool's order; defers those that were not evicted."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._left: dict[int, Victim] = {}
+        self._deferred: dict[int, Victim] = {}
         self._last: Victim | None = None
 
     def next(self) -> Any:
-        """The next record that may be evicted, or None."""
-        self._keep()
+        """Name the next victim; None if there is none."""
+        self._set_aside()
         while True:
             victim = self._pool.next_victim()
-            if victim is None or victim.record.serial in self._left:
+            if victim is None or victim.record.serial in self._deferred:
                 return None
             self._last = victim
             return victim.record
 
     def refuse(self) -> None:
-        """The last record cannot be evicted."""
-        self._keep()
+        """Note that the last victim cannot be evicted."""
+        self._set_aside()
 
     def end(self) -> None:
-        """The walk is over."""
-        self._keep()
-        for victim in self._left.values():
+        """End the walk."""
+        self._set_aside()
+        for victim in self._deferred.values():
             self._pool.defer(victim)
 
-    def _keep(self) -> None:
+    def _set_aside(self) -> None:
         last, self._last = self._last, None
         if last is not None and last.record.parent is not None:
-            self._left[last.record.serial] = last
+            self._deferred[last.record.serial] = last
 
 
 class CostFull(FullComponent):
@@ -88,11 +88,11 @@ class CostFull(FullComponent):
     def commit_hicache_transfer(
         self, node: CostNode, phase: CacheTransferPhase, transfers: Any = (), **more: Any
     ) -> None:
-        """KV was copied between the tiers."""
+        """Report KV that was copied between the tiers."""
         super().commit_hicache_transfer(node, phase, transfers, **more)
         if phase is CacheTransferPhase.LOAD_BACK and transfers and transfers[0].device_indices is not None:
             for loaded in transfers[0].nodes_to_load or ():
-                self.tree_core.came_back(self.tree_core.node_by_id(loaded))
+                self.tree_core.entered_device(self.tree_core.node_by_id(loaded))
 
     def acquire_component_lock(self, node: CostNode, result: Any, lock_host: bool = False) -> Any:
         """Lock the path from ``node`` to the root."""
@@ -120,7 +120,7 @@ class CostFull(FullComponent):
 
     # -- walks that stay SGLang's ---------------------------------------------------------------
 
-    # With sessions they are SGLang's whole: references then decide which node is evicted first.
+    # With sessions SGLang also names the victims: references decide which node is evicted first.
 
     def _evict_device_start(self, request_cnt: int) -> None:
         if self.tree_core.enable_session_radix_cache:
@@ -179,7 +179,7 @@ class _ListWalk:
     pool_name: str
 
     def name(self, node: CostNode) -> None:
-        """The next step is about ``node``."""
+        """Make ``node`` the next of SGLang's walk."""
         self._evict_device_cursor: CostNode | None = node
         self._named_by_cache = True
 
@@ -220,13 +220,13 @@ class _ListWalk:
 
 
 class CostMamba(_ListWalk, MambaComponent):
-    """States: the order says which one is evicted next."""
+    """States: the order names the next victim."""
 
     pool_name = "state"
 
 
 class CostSWA(_ListWalk, SWAComponent):
-    """Sliding-window KV: the order says which node's is evicted next."""
+    """Sliding-window KV: the order names the node whose KV is evicted next."""
 
     pool_name = "swa"
 

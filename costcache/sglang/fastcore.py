@@ -1,4 +1,4 @@
-"""The Python tree core with events, fast walks, and leaves that are cut where they stand."""
+"""The Python tree core with events, fast walks, and leaves trimmed in place."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TWICE = 2 * 8
 
 
 class FastTreeCore(FastWalks, CostTreeCore):
-    """Tells the pools of fast walks; SGLang's own walks tell them of everything else."""
+    """Reports fast walks to the pools; SGLang's own walks are reported by the base class."""
 
     def path_walked(self, path: list[Any], inserting: bool) -> None:
-        """A walk used these nodes."""
+        """Report that a walk used these nodes."""
         records = [node.kv for node in path]
         if inserting:
             for node, record in zip(path, records, strict=True):
@@ -31,19 +31,19 @@ class FastTreeCore(FastWalks, CostTreeCore):
         self.kv.use(records, self.kv.request, again=inserting)
 
     def nodes_locked(self, nodes: list[Any]) -> None:
-        """These nodes are protected now."""
+        """Report that these nodes became locked."""
         lock = self.kv.lock
         for node in nodes:
             lock(node.kv)
 
     def nodes_unlocked(self, nodes: list[Any]) -> None:
-        """These nodes are protected no more."""
+        """Report that these nodes became unlocked."""
         unlock = self.kv.unlock
         for node in nodes:
             unlock(node.kv)
 
     def leaf_removed(self, node: Any) -> None:
-        """The KV of this leaf has left the device."""
+        """Report that the KV of this leaf has left the device."""
         self.left_device(node, to_host=False)
 
     # -- victims -----------------------------------------------------------------------------
@@ -60,8 +60,8 @@ class FastTreeCore(FastWalks, CostTreeCore):
         """Evict a leaf, or as much of its tail as ``needed`` asks for."""
         if not self.has_fast_walks or self.enable_session_radix_cache or self.kv_events.enabled:
             return super().take_leaf(record, needed)
-        # Nothing but the tree knows of a leaf, so SGLang's many steps are done in one, and a leaf that
-        # is trimmed is made shorter instead of being split first.
+        # Only the tree refers to a leaf, so SGLang's many steps are done in one, and a trimmed leaf is
+        # shortened instead of being split first.
         node, kv = record.node, self.kv
         if node is None or node.kv is not record or record.live_children:
             return Refused.NOT_A_LEAF, [], []

@@ -1,4 +1,4 @@
-"""Taking a leaf out of a tree core, if its slots are all that is to be freed."""
+"""Eviction of a leaf from a tree core, where only its slots have to be freed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LeafTaking"]
 
 
 class LeafTaking:
-    """Base of the tree cores, which say how a victim of the pool ``kv`` is claimed and dropped."""
+    """Base of the tree cores, which define how a victim of the pool ``kv`` is claimed and dropped."""
 
     def claim(self, record: PoolRecord, needed: int) -> int | Refused:
         """Make a victim ready to be evicted.

@@ -1,4 +1,4 @@
-"""SGLang's own collections of nodes, telling the pools what is added and removed.
+"""SGLang's own collections of nodes, which report additions and removals to the pools.
 
 Every place in SGLang that makes or frees a value of a component, or a leaf of the host tier, goes through
 one of them.
@@ -21,7 +21,7 @@ __all__ = ["HostLeaves", "ValueList"]
 
 
 class ValueList(UnifiedLRUList):
-    """SGLang's list of the nodes that have a component's value on the device, telling the pool.
+    """SGLang's list of the nodes that have a component's value on the device; reports to the pool.
 
     A node is in this list exactly as long as its value is on the device: every place in SGLang that
     makes or frees one goes through it. SGLang's own order in the list is kept, for its own walks.
@@ -50,7 +50,8 @@ class ValueList(UnifiedLRUList):
             prefix = PoolRecord(None, len(node.key), tail.depth, node)
             self._pool.split(prefix, tail, locked=True)
             setattr(node, self._name, prefix)
-            # To an order the prefix of a split has a child, and is no candidate; this one is.
+            # An order takes the prefix of a split for a node with a child, never a victim; here it can be
+            # one.
             self._pool.unlock(prefix)
 
     def _arrived(self, node: CostNode) -> None:
@@ -85,9 +86,10 @@ class ValueList(UnifiedLRUList):
 
 
 class HostLeaves(set[Any]):
-    """SGLang's set of evictable host leaves, telling the pool ``host``.
+    """SGLang's set of evictable host leaves; reports to the pool ``host``.
 
-    Every node that is on the host alone has a record there; while it is not such a leaf, it is locked.
+    Every node that is on the host alone has a record in that pool; the record is locked unless the node is in
+    this set.
 
     Attributes:
         tokens: Tokens of the leaves in the set, all of which can be evicted now.

@@ -7,7 +7,7 @@ SGLang exposes at ``/metrics`` whatever its processes register with prometheus_c
     costcache:shortfall_units_total     units asked for (tokens; states in the pool "state")
     costcache:evicted_units_total       units freed
     costcache:victims_total             nodes evicted, whole or in part
-    costcache:trimmed_total             victims of which only the tail was evicted
+    costcache:trimmed_total             victims evicted in part, from the tail
     costcache:deferred_total            victims that could not be evicted when they were named
     costcache:clamped_total             answers of a plugin that were out of bounds and replaced
     costcache:short_evictions_total     evictions that freed less than their shortfall: no more was evictable
@@ -33,7 +33,7 @@ NAMES = {
     "shortfall": ("shortfall_units_total", "Units asked for."),
     "evicted": ("evicted_units_total", "Units freed."),
     "victims": ("victims_total", "Nodes evicted, whole or in part."),
-    "trimmed": ("trimmed_total", "Victims of which only the tail was evicted."),
+    "trimmed": ("trimmed_total", "Victims evicted in part, from the tail."),
     "deferred": ("deferred_total", "Victims that could not be evicted when they were named."),
     "clamped": ("clamped_total", "Answers of a plugin that were out of bounds and replaced."),
     "short": ("short_evictions_total", "Evictions that freed less than their shortfall."),
@@ -74,7 +74,7 @@ class CostMetrics:
         self._freeing = 0.0
 
     def timed(self, take: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``take`` to measure its time, which is not part of a decision's."""
+        """Wrap ``take`` to measure its time, which is subtracted from a decision's."""
 
         def timed_take(*args: Any) -> Any:
             began = time.perf_counter()
@@ -112,7 +112,7 @@ class CostMetrics:
 
 
 class _OfPool:
-    """The metrics of one pool: finding a metric by its labels takes longer than adding to it."""
+    """The metrics of one pool, kept because looking one up by its labels takes longer than adding to it."""
 
     def __init__(self, labels: dict[str, Any]) -> None:
         self._labels = labels
@@ -127,7 +127,7 @@ class _OfPool:
         return child
 
     def add(self, metric: Any, name: str, count: int) -> None:
-        """Bring a counter up to a count."""
+        """Raise a counter to a count."""
         more = count - self._published.get(name, 0)
         if more:
             self._published[name] = count

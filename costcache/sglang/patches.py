@@ -1,4 +1,4 @@
-"""Changes to objects of SGLang, made in the objects of one cache: how slots are freed, and exact shortfalls.
+"""Patches of SGLang's objects, for one cache each: faster freeing of slots, and exact shortfalls.
 
 On the device SGLang evicts the shortfall. Two places of its host tier evict all that is asked for,
 though part of it is free: a pool's own reclaim, and room for the hits of a storage backend. They
@@ -42,7 +42,7 @@ def slot_freer(allocator: Any) -> Callable[[Sequence[Any]], None]:
         return free_segments
 
     free_pages, divide, step = allocator.free_page_ids, torch.floor_divide, allocator.page_size
-    # A tensor, so that it is not made into one at each call.
+    # A tensor, so that it is not converted at each call.
     page_size = torch.tensor(step)
 
     def free_whole_pages(parts: Sequence[Any]) -> None:
@@ -58,7 +58,7 @@ def slot_freer(allocator: Any) -> Callable[[Sequence[Any]], None]:
 
 
 def exact_reclaims(cache: Any) -> None:
-    """Make a cache's host tier evict the difference to what is free, and no more."""
+    """Make a cache's host tier evict exactly its shortfall: the request less the free slots."""
     group, controller = cache.host_pool_group, cache.cache_controller
     alloc, allocate_hit = group.alloc, controller.allocate_storage_hit
 
@@ -79,7 +79,7 @@ def exact_reclaims(cache: Any) -> None:
 
 def _difference(reclaim: Callable[[int], Any], available: Callable[[], int]) -> Callable[[int], Any]:
     def reclaim_difference(demand: int) -> Any:
-        # With enough free, the allocation failed for something else that the same leaves have.
+        # With enough slots free, the allocation failed for other memory, which the same leaves own.
         short = demand - available()
         return reclaim(short if short > 0 else demand)
 

@@ -1,4 +1,4 @@
-"""The pools of one cache inside SGLang, and the request that works on them.
+"""The pools of one cache inside SGLang, and the current request.
 
 SGLang has one kind of memory for full-attention KV and, for some models, one for sliding-window KV and one
 for states. Each is a :class:`costcache.pool.Pool` with an order and records of its own. A policy that ranks
@@ -24,7 +24,7 @@ POOLS = ("kv", "swa", "state", "host")
 """Pools that may have an order: full attention, sliding window, states, and full attention on the host."""
 
 _SHARED = {"host": "kv"}
-"""KV is one thing on two tiers: a request that used it on the host has used it when it is on the device."""
+"""Both tiers share a request's record: a use of KV on the host counts as its use on the device."""
 
 
 class PoolHost(Protocol):
@@ -38,7 +38,7 @@ class PoolHost(Protocol):
 
 
 class Pools:
-    """The pools of one cache, and the request that works on them.
+    """The pools of one cache, and the current request.
 
     Attributes:
         binding: The model, its policy and its plugin.
@@ -80,7 +80,7 @@ class Pools:
         self.kv = self.by_name["kv"]
 
     def add(self, name: str) -> Pool:
-        """Add a pool with an order of its own."""
+        """Add a pool with its own order."""
         pool = self.by_name[name] = self._make(name)
         return pool
 
@@ -99,7 +99,7 @@ class Pools:
         )
 
     def reset(self) -> None:
-        """Forget all records; logical time goes on."""
+        """Forget all records; logical time continues."""
         for pool in self.by_name.values():
             for record in pool.live.values():
                 record.node = None  # type: ignore[attr-defined]  # a PoolRecord
@@ -114,7 +114,7 @@ class Pools:
         return {name: RequestRecord(number, clock.in_seconds) for name in self.by_name if name != "host"}
 
     def walk(self, request: dict[str, RequestRecord] | None) -> None:
-        """Begin a walk of the tree, on behalf of ``request`` or of nobody."""
+        """Begin a walk of the tree, on behalf of ``request`` if given."""
         self.clock.accesses += 1
         if len(self.by_name) == 1:
             self.kv.request = None if request is None else request["kv"]
@@ -122,7 +122,7 @@ class Pools:
         for name, pool in self.by_name.items():
             pool.request = None if request is None else request[_SHARED.get(name, name)]
 
-    def rest(self) -> None:
+    def end_walk(self) -> None:
         """End the walk."""
         if len(self.by_name) == 1:
             self.kv.request = None
@@ -134,15 +134,15 @@ class Pools:
         """End a request."""
         for name, pool in self.by_name.items():
             if pool.book is not pool:
-                continue  # the pool that has the order tells it
+                continue  # the pool that has the order reports it
             if name in request:
                 pool.finish(request[name], info)
             else:
-                pool.finish(_elsewhere(request[_SHARED[name]]), info)
+                pool.finish(_without_end(request[_SHARED[name]]), info)
 
 
-def _elsewhere(request: RequestRecord) -> RequestRecord:
-    """A request as another tier's order knows it: its end is a record of another order."""
+def _without_end(request: RequestRecord) -> RequestRecord:
+    """A copy of a request for another tier's order, without the end, which is not a record of that order."""
     seen = RequestRecord(request.number, request.in_seconds)
     seen.matched = request.matched
     return seen

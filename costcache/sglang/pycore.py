@@ -1,4 +1,4 @@
-"""SGLang's Python tree core, telling the pools what happens to its nodes.
+"""SGLang's Python tree core, which reports changes of its nodes to the pools.
 
 Stock code makes every change; the methods here call it and then report what changed. Each node carries
 one record per pool that holds a value of it.
@@ -18,7 +18,7 @@ from costcache.sglang.lists import HostLeaves, ValueList
 from costcache.sglang.pools import Pools
 from costcache.sglang.records import PoolRecord, add_record, drop_record
 from costcache.sglang.states import StateList
-from costcache.sglang.walks import handed_on
+from costcache.sglang.walks import take_result
 
 if TYPE_CHECKING:
     from costcache.records import NodeRecord
@@ -37,11 +37,11 @@ class CostNode(UnifiedTreeNode):
 
     Attributes:
         kv: Record while its full-attention KV is on the device.
-        host: Record while that is on the host alone.
+        host: Record while that KV is on the host alone.
         swa: Record while its sliding-window KV is on the device.
-        state: Record while a state at its end is on the device, and states have an order of their own.
+        state: Record while a state at its end is on the device, and states have a separate order.
         page_size: Tokens per page.
-        checksum: CRC-32 of the whole prefix through this node; None until somebody needs it.
+        checksum: CRC-32 of the whole prefix through this node; None until it is needed.
     """
 
     kv: PoolRecord | None = None
@@ -69,7 +69,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
     """The Python tree core, with events.
 
     Attributes:
-        pools: The pools that hear of every change.
+        pools: The pools to which every change is reported.
         kv: The pool of full-attention KV.
     """
 
@@ -99,7 +99,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
             self.evictable_host_leaves = HostLeaves(self, self.pools.by_name["host"])
 
     def set_hicache_enabled(self) -> None:
-        """A host tier was attached."""
+        """Add the pool ``host``: a host tier was attached."""
         super().set_hicache_enabled()
         pool = self.pools.by_name.get("host") or self.pools.add("host")
         self.evictable_host_leaves = HostLeaves(self, pool)
@@ -123,10 +123,10 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         self, node: CostNode, fresh_value: Any, session_id: str | None = None
     ) -> None:
         super()._unevict_node_on_insert(node, fresh_value, session_id=session_id)
-        self.came_back(node)
+        self.entered_device(node)
 
-    def came_back(self, node: CostNode) -> None:
-        """The KV of a node is on the device again."""
+    def entered_device(self, node: CostNode) -> None:
+        """Report that the KV of a node is on the device again."""
         past = node.host
         if past is not None:
             drop_record(self.pools.by_name["host"], past)
@@ -147,11 +147,11 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
             states.arrived(node)
 
     def left_device(self, node: CostNode, *, to_host: bool) -> None:
-        """The KV of a node left the device; the host may still have it."""
+        """Report that the KV of a node left the device; the host may still have it."""
         record, end = node.kv, node.end
         history: NodeRecord | None = record
         if record is None:
-            history = node.parent.kv  # it is the tail of a trimmed leaf, whose record stays with the rest
+            history = node.parent.kv  # the tail of a trimmed leaf, whose record stays with the prefix
         else:
             node.kv = None
             drop_record(self.kv, record)
@@ -159,7 +159,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
             self.to_host(node, end, history)
 
     def left_host(self, node: CostNode) -> None:
-        """The KV of a node left the host."""
+        """Report that the KV of a node left the host."""
         record = node.host
         if record is not None:
             node.host = None
@@ -206,12 +206,12 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
     def _match_post_processor(
         self, params: Any, value: Any, best_match_node: CostNode, *more: Any, **named: Any
     ) -> Any:
-        # KV below the best match, without a state or a window, was found and is of no use.
+        # KV below the best match has no state or window, so finding it was not a use.
         self.used(best_match_node)
         return super()._match_post_processor(params, value, best_match_node, *more, **named)
 
     def _insert_commit_step(self, state: Any) -> None:
-        # The path that was there already is used before the leaf is made, which is used by being made.
+        # The existing path is used before the leaf is made; making the leaf counts as its use.
         node = state.node
         if node is not self.root_node:
             current = node
@@ -223,7 +223,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         super()._insert_commit_step(state)
 
     def used(self, node: CostNode, *, inserting: bool = False) -> None:
-        """A walk that ended at ``node`` used the whole path, on behalf of the request at work."""
+        """Report that the current request's walk used the whole path to ``node``."""
         root = self.root_node
         path: list[NodeRecord] = []
         hosted: list[NodeRecord] = []
@@ -245,8 +245,8 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
     def claim(self, record: PoolRecord, needed: int) -> int | Refused:
         """Make a victim of the pool ``kv`` ready to be evicted whole.
 
-        With trimming on, a leaf of more than ``needed`` tokens is cut, and only its tail is a
-        victim; the pool knows of it when this returns.
+        With trimming on, a leaf of more than ``needed`` tokens is cut, and only its tail is a victim; the cut
+        has been reported to the pool when this returns.
 
         Returns:
             The id of the leaf to evict; or why it cannot be evicted.
@@ -266,7 +266,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         return int(node.id)
 
     def _may_trim(self, node: CostNode, keep: int) -> bool:
-        """Whether the first ``keep`` tokens of a leaf are of use without the rest."""
+        """Whether the first ``keep`` tokens of a leaf can still be reused without the rest."""
         if node.write_through_pending_id is not None or node.load_back_pending_id is not None:
             return False
         for component in self.components:
@@ -305,7 +305,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         pool.trim(record, record.tokens - keep)
 
     def cut_host_leaf(self, record: PoolRecord, needed: int) -> CostNode:
-        """The node to evict of a host leaf: its tail if that is enough, else all of it."""
+        """Return the node to evict of a host leaf: its tail if that is enough, else all of it."""
         node: CostNode = record.node
         step = self._step
         keep = (record.tokens - needed) // step * step if step else 0
@@ -315,10 +315,10 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
 
     def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
         """Evict a leaf; returns its slots, its tokens, and SGLang's actions that must follow."""
-        return handed_on(self.evict_device_leaf(node_id, False))
+        return take_result(self.evict_device_leaf(node_id, False))
 
-    def put_back(self, node_id: int) -> None:
-        """The tail of a cut leaf was not evicted after all: it is a node like any other."""
+    def unclaim(self, node_id: int) -> None:
+        """Give the tail of a cut leaf, which was not evicted after all, a record like any other node's."""
         node: CostNode | None = self._node_arena.get(node_id)
         if node is None or node.kv is not None or node.evicted:
             return

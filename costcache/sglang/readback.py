@@ -16,7 +16,7 @@ logger = logging.getLogger("costcache")
 def pool_bytes(params: Any) -> dict[str, float]:
     """Bytes per token (``kv``, ``swa``) and per state (``state``) of one rank's pools.
 
-    Each pool has one page, or one state, more than it hands out: slot 0 takes writes that nobody wants.
+    Each pool has one page, or one state, more than it hands out: slot 0 absorbs writes to be discarded.
     """
     pool = params.token_to_kv_pool_allocator.get_kvcache()
     page = pool.page_size
@@ -48,7 +48,7 @@ def describe_pools(params: Any, binding: Binding) -> str:
     """Describe the pools in words; warns if the cost model is off by more than a byte in a thousand."""
     try:
         found = pool_bytes(params)
-    except Exception as error:  # pools of other platforms: a figure for the log is no reason to fail
+    except Exception as error:  # pools of other platforms: do not fail for a figure in the log
         logger.warning(
             "costcache: the pools' sizes cannot be read back (%r); the cost model is unchecked", error
         )

@@ -1,7 +1,7 @@
 """Records of SGLang's tree nodes, and the hashes by which an evicted prefix is recognised.
 
 A hash is the CRC-32 of the whole prefix through a page, with the page's depth in the upper bits. A node keeps
-the checksum of all tokens up to its end, once somebody has needed it.
+the checksum of all tokens up to its end, once it has been needed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["PoolRecord", "add_record", "drop_record"]
 
 
 class PoolRecord(NodeRecord):
-    """A record that knows its tree node.
+    """A record with its tree node.
 
     Attributes:
-        node: The tree node, or its id, as the tree core likes it; None once it has left the pool.
+        node: The tree node, or its id on the Rust core; None once it has left the pool.
     """
 
     __slots__ = ("node",)
@@ -46,7 +46,7 @@ def add_record(
     history: NodeRecord | None = None,
     locks: int = 0,
 ) -> PoolRecord:
-    """Tell a pool of a new node, on behalf of the request at work.
+    """Report a new node to a pool, on behalf of the current request.
 
     Args:
         pool: The pool.
@@ -64,7 +64,7 @@ def add_record(
 
 
 def drop_record(pool: Pool, record: PoolRecord) -> None:
-    """Tell a pool that a node left it."""
+    """Report to a pool that a node left it."""
     pool.remove(record)
     record.node = None  # an order may keep the record for a while, but not the node
 

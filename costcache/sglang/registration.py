@@ -20,7 +20,7 @@ def register() -> None:
     """Register everything, once per process."""
     if BACKEND in registry.registered_radix_cache_backends():
         return
-    # The names are choices of the command line only. SGLang's table of strategies does not get them, so
+    # The names are choices of the command line only. They are not added to SGLang's table of strategies, so
     # that a build which misses our hook ends in SGLang's own error, not in another order.
     add_radix_eviction_policy_choices(
         [name for name in policy_names() if name not in RADIX_EVICTION_POLICY_CHOICES]
@@ -43,7 +43,7 @@ def is_ours(policy: str) -> bool:
 
 
 def create_unified(original: Any, ctx: Any, *, cache_class: Any = None) -> Any:
-    """Around SGLang's builder: ours where the policy is one of ours."""
+    """Wrap SGLang's builder: build our cache if the policy is one of ours."""
     params = ctx.params
     if not is_ours(params.eviction_policy):
         return original(ctx, cache_class=cache_class)
@@ -52,7 +52,7 @@ def create_unified(original: Any, ctx: Any, *, cache_class: Any = None) -> Any:
 
 
 def create_tree(original: Any, ctx: Any) -> Any:
-    """Around SGLang's choice of a cache: some options bypass the builder, and must say so clearly."""
+    """Wrap SGLang's choice of a cache: refuse clearly the options that bypass the builder."""
     if is_ours(ctx.params.eviction_policy) and not ctx.disable_radix_cache:
         from sglang.srt.runtime_context import get_memory
 
@@ -80,13 +80,13 @@ def backend(ctx: Any) -> Any:
     if name == "lru" and not get_memory()._radix_eviction_policy_explicitly_set:
         name = BACKEND
     settings = read_policy(name, params.eviction_policy_config)
-    # The hook may or may not be around the builder (SGLANG_PLUGINS, tests): either way it passes.
+    # The builder may or may not be wrapped by the hook (SGLANG_PLUGINS, tests): both work.
     params.eviction_policy = "lru"
     return build(registry.create_unified_radix_cache, ctx, settings)
 
 
 def touch_waiting_prefixes(original: Any, self: Any, policy: Any, waiting_queue: list[Any]) -> None:
-    """Around the scheduler's refresh of waiting requests' prefixes.
+    """Wrap the scheduler's refresh of waiting requests' prefixes.
 
     SGLang does it under the policy name "lru" alone. Our orders rank by recency too, or ignore it.
     """
@@ -110,6 +110,6 @@ def touch_waiting_prefixes(original: Any, self: Any, policy: Any, waiting_queue:
     self._waiting_prefix_refresh_calls += 1
     if turn:
         return
-    # The head of the queue last, so that it is youngest.
+    # The head of the queue last, so that it is the most recent.
     for req in reversed(waiting_queue[: scheduling.WAITING_QUEUE_PREFIX_MATCH_MAX]):
         scheduling.touch_waiting_prefix(req, cache)

@@ -19,27 +19,28 @@ class Life:
 
     Attributes:
         records: Its record in each pool, by the pool's name.
-        stored: Whether the cache has tokens that it computed: later matches find its own work.
-        over: Whether it has finished, and the pools know.
+        stored: Whether the cache has tokens that it computed: later matches find its own tokens.
+        finished: Whether its end was reported to the pools.
     """
 
-    __slots__ = ("over", "records", "stored")
+    __slots__ = ("finished", "records", "stored")
 
     def __init__(self, records: dict[str, RequestRecord]) -> None:
         self.records = records
         self.stored = False
-        self.over = False
+        self.finished = False
 
     def matched(self, tokens: int) -> None:
-        """A match found ``tokens`` tokens that others had computed."""
+        """Note a match of ``tokens`` tokens that other requests had computed."""
         for record in self.records.values():
             record.matched = max(record.matched, tokens)
 
 
 def life_of(req: Any, pools: Pools) -> Life:
-    """The life of SGLang's request object; begins it if there is none yet.
+    """Return the records of SGLang's request object; begins the request if it has none yet.
 
-    It is an attribute of the object, so it ends with it. Every rank meets the requests in the same order.
+    They are an attribute of the object, so they live as long as it does. Every rank sees the requests in the
+    same order.
     """
     life: Life | None = getattr(req, ATTRIBUTE, None)
     if life is None:

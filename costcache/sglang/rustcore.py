@@ -1,26 +1,27 @@
 """SGLang's Rust tree core, with victims that our orders name.
 
-The core keeps the tree; we keep one record per node id that we have met and name leaves from it. That is
-enough because of how the core hands out ids: a split leaves the id with the tail, so the end of a node never
-changes; ids are never used again; and a tree of FULL attention alone gets its leaves in two ways only, by an
-insert and by an eviction, both of which pass here.
+The core keeps the tree; we keep one record per node id that we have seen, and name leaves from the records.
+That is enough because of how the core hands out ids: a split leaves the id with the tail, so the end of a
+node never changes; ids are never reused; and in a tree of FULL attention alone only inserts and evictions
+make a node a leaf, and both pass through here.
 
 **Histories.** A walk is noted at the deepest node that it reached. When a leaf is evicted, its parent takes
-over its history: the sum of the uses, the latest recency, the earliest creation, the highest priority. By the
-time a node is a leaf it has so heard of every walk through it, as in the Python core, where each walk notes
-every node. A request that walks deeper takes its use along, so each counts once per node. The history of an
-interior node is incomplete until then, and depth and tokens of a node that was split are corrected only when
-it is named. So orders that look at more than leaves, or at these two, need the Python core.
+over its history: the sum of the uses, the latest recency, the earliest creation, the highest priority. So by
+the time a node is a leaf, its record counts every walk through it, as in the Python core, where each walk
+notes every node. When a request walks deeper, its use moves along, so each request counts once per node. The
+history of an interior node is incomplete until then, and depth and tokens of a node that was split are
+corrected only when it is named. So orders that look at more than leaves, or at these two, need the Python
+core.
 
-**Trimming.** The core cannot split a node by its id and does not give its key away, so a new leaf is cut into
-chunks at once, while its key is at hand; victims are then chunks.
+**Trimming.** The core cannot split a node by its id and does not expose its key, so a new leaf is cut into
+chunks at once, while its key is available; victims are then chunks.
 
 **Safety.** Evicting a node that is locked or has children makes the core panic, and every later call too.
-So before each eviction the core itself is asked: is it a leaf, and does one more lock on it protect anything
-new?
+So before each eviction the core is asked whether the node is a leaf, and whether one more lock on it would
+protect anything new.
 
-**Speed.** Matches and locks call the core's binding themselves: for FULL alone most of what SGLang's adapter
-translates is empty, and what is saved pays for the records.
+**Speed.** Matches and locks call the core's binding directly: for FULL alone most of what SGLang's adapter
+translates is empty, and the time saved pays for the records.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
     """The Rust tree core for FULL attention alone, with records.
 
     Attributes:
-        pools: The pools that hear of every change; only ``kv`` exists here.
+        pools: The pools to which every change is reported; only ``kv`` exists here.
         kv: The pool of full-attention KV.
-        own_walks: Evictions for which no record was left, so that the core chose victims by its own order.
+        own_walks: Evictions that ran out of records, so that the core chose victims by its own order.
         refused: Victims that were locked in the core and not in our records.
     """
 
@@ -80,7 +81,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
 
         Args:
             params: SGLang's parameters.
-            components: SGLang's own components, which this core does not use; they lead to the cache.
+            components: SGLang's own components, which this core only uses to reach the cache.
         """
         self.pools: Pools = next(iter(components.values())).cache.pools
         self.kv = self.pools.kv
@@ -89,7 +90,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
         self.refused = 0
         self._clear()
         super().__init__(params)
-        # An eviction asks: without the detour.
+        # Read by every eviction: bound once.
         self.full_evictable_size = self._binding.full_evictable_size
         self.full_protected_size = self._binding.full_protected_size
 
@@ -110,7 +111,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
         super().reset()
 
     def set_hicache_enabled(self) -> None:
-        """Refuse a host tier: the core does not tell which nodes are leaves on the device.
+        """Refuse a host tier: the core does not expose which nodes are leaves on the device.
 
         Raises:
             SettingsError: Always.
@@ -154,7 +155,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
     def begin_insert(self, params: Any) -> Any:
         """Insert as SGLang does, and note the node where it ended.
 
-        Without a host tier and other components, an insert has nothing to wait for: one step is all.
+        Without a host tier and other components, an insert waits for nothing and takes one step.
         """
         key, value, priority = params.key, params.value, params.priority or 0
         self._inserting = True
@@ -276,7 +277,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
             self._move_use(before)
         if record.parent is not None:
             kv.use([record], request, again=inserting)
-        else:  # the order does not know it
+        else:  # not in the order
             record.recency = kv.clock.accesses
             if request is not None and deeper:
                 record.uses += 1
@@ -294,7 +295,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
         return None if node_id is None else self._records.get(node_id)
 
     def _move_use(self, end: NodeRecord | None) -> PoolRecord | None:
-        """A request walks on below the node where it ended, if any, and takes its use along."""
+        """Move a request's use from the node where it ended, if any, as it walks on below."""
         record = self._current(end)
         if record is not None:
             record.uses -= 1
@@ -302,7 +303,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
         return record
 
     def _unseen(self, node_id: int, end: int) -> PoolRecord:
-        """A record for an interior node, of which only its end is known."""
+        """Make a record for an interior node, of which only the end is known."""
         record = PoolRecord(None, 0, end, node_id)
         record.live_children = 1
         record.created = self.kv.clock.accesses
@@ -339,7 +340,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
             self.kv.unlock(record)
 
     def _evicted(self, path: Path) -> None:
-        """The leaf at the end of a path was evicted: its parent takes over its history."""
+        """Note that the leaf at the end of a path was evicted: its parent takes over its history."""
         records, kv = self._records, self.kv
         record = records.pop(path[-1][0], None)
         parent = leaf = None
@@ -356,7 +357,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
                 parent.depth, parent.tokens, leaf = start, end - start, parent
         if record is not None and record.parent is not None:
             if leaf is not None and leaf.parent is not None:
-                # The order offers the parent when it hears that its last child was evicted.
+                # The order offers the parent once its last child is reported evicted.
                 kv.root.live_children -= 1
                 leaf.live_children, record.parent = 1, leaf
             drop_record(kv, record)
@@ -380,7 +381,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
             return Refused.LOCKED
         try:
             path: Path = self._binding.collect_path_info([node_id])[0]
-        except KeyError:  # it left the tree unnoticed
+        except KeyError:  # it left the tree without an event
             del self._records[node_id]
             drop_record(self.kv, record)
             return Refused.NOT_NOW
@@ -397,8 +398,8 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
         self._claimed = path
         return int(node_id)
 
-    def put_back(self, node_id: int) -> None:
-        """A victim was not evicted after all: nothing was changed for it."""
+    def unclaim(self, node_id: int) -> None:
+        """Do nothing for a victim that was not evicted after all: claiming it changed nothing."""
 
     def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
         """Evict a leaf; its parent takes over its history.
@@ -418,13 +419,13 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
         return freed.new_device_frees[0], freed.tracker[0], actions
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:  # noqa: ARG002  # no host tier
-        """Evict a leaf, as SGLang asks for it."""
+        """Evict a leaf in the form that SGLang expects."""
         return leaf_result(*self.drop_leaf(node_id))
 
     # ---- walks that stay SGLang's ------------------------------------------------------------
 
     def evict_device_start(self, component_type: Any, request_cnt: int) -> None:  # noqa: ARG002  # FULL alone
-        """Begin a walk that SGLang drives: it says when to stop, and we name the victims."""
+        """Begin a walk that SGLang drives: it decides when to stop, and we name the victims."""
         self._quota = request_cnt
         self._passed = {}
 
@@ -449,7 +450,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
         return super().evict_device_next_node(component_type, tracker)
 
     def evict_device_end(self, component_type: Any) -> None:
-        """The walk is over."""
+        """End the walk."""
         if self._own_walk:
             self._own_walk = False
             super().evict_device_end(component_type)

@@ -1,6 +1,6 @@
 """States ranked with the KV that they belong to, for policies that see states.
 
-A state has no record of its own then: it is on the record of its node's KV, as in the generic cache. One
+A state then has no separate record: it is on the record of its node's KV, as in the generic cache. One
 order names victims for both pools: leaves for ``kv``, and for ``state`` the node whose state is evicted,
 alone (a tombstone) or with the leaf.
 """
@@ -23,7 +23,7 @@ __all__ = ["NodeState", "StateList"]
 
 
 class NodeState(State):
-    """A state whose locks are those of SGLang's tree node, which SGLang changes in many places."""
+    """A state that reads its locks from SGLang's tree node, where SGLang changes them in many places."""
 
     __slots__ = ("_data",)
 
@@ -37,11 +37,11 @@ class NodeState(State):
 
     @locks.setter
     def locks(self, value: int) -> None:
-        """Ignored: the tree node says it."""
+        """Ignored: the tree node has the count."""
 
 
 class StateList(UnifiedLRUList):
-    """SGLang's list of the nodes that have a state on the device, telling the pool of KV.
+    """SGLang's list of the nodes that have a state on the device; reports to the pool of KV.
 
     A node is in this list exactly as long as its state is on the device.
     """
@@ -61,7 +61,7 @@ class StateList(UnifiedLRUList):
         self.arrived(node)
 
     def arrived(self, node: Any) -> None:
-        """A node's state is on the device, and its KV or not yet."""
+        """Attach a node's state, which is on the device, to the record of its KV, once that is there too."""
         record: PoolRecord | None = node.kv
         if record is None or record.state is not None:
             return
@@ -73,7 +73,7 @@ class StateList(UnifiedLRUList):
     def remove_node(self, node: Any) -> None:
         super().remove_node(node)
         record: PoolRecord | None = node.kv
-        # To the order, a node that is being evicted has taken its state along.
+        # To the order, a node that is being evicted no longer has its state.
         if record is not None and record.state is not None:
             self._kv.detach(record)
 
@@ -83,7 +83,7 @@ class StateList(UnifiedLRUList):
             self._resume(node.kv)
 
     def _resume(self, record: PoolRecord) -> None:
-        """Count that the request at work resumes from a state, once; later it only makes the state recent.
+        """Count once that the current request resumes from a state; repeats only make the state recent.
 
         A server looks a waiting request up many times.
         """

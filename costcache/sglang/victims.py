@@ -1,8 +1,8 @@
 """Owners of the pools' memory inside SGLang: each measures its pool and frees its victims.
 
-A victim is freed by one step of SGLang's code, which makes every state change; write-back to the host tier
-and the fallbacks if it fails are SGLang's too. Full attention alone is an exception: there the tree core
-takes the leaf out itself, see ``take_leaf``.
+A victim is freed by one step of SGLang's code, which makes every state change; write-back to the host tier,
+and the fallbacks if it fails, are SGLang's too. The exception is full attention alone: there the tree core
+removes the leaf itself, see ``take_leaf``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def make_victims(cache: CostCache, name: str) -> KvVictims | ValueVictims | Host
 
 
 class _Sessions:
-    """Keeps nodes that open sessions refer to, until nothing else is left.
+    """Evicts nodes that open sessions refer to only when nothing else is evictable.
 
     SGLang's rule under ``--enable-session-radix-cache``: nodes that fewer sessions refer to are evicted
     first, before any other order.
@@ -69,7 +69,7 @@ class _Sessions:
         self.limit = freed = 0
         while True:
             self.waiting.clear()
-            # Headroom is no reason to evict a node that a session refers to.
+            # Headroom does not justify evicting a node that a session refers to.
             freed += pool.evict(shortfall - freed, watermark=not self.limit).freed
             if freed >= shortfall or not self.waiting:
                 return freed
@@ -124,16 +124,16 @@ class KvVictims(_Device):
         try:
             super().evict(pool, shortfall, tracker)
         finally:
-            self.give_back()
+            self.return_slots()
 
-    def give_back(self) -> None:
+    def return_slots(self) -> None:
         """Return the slots of the evicted leaves to the allocator, all at once, which costs less."""
         if self._slots:
             slots, self._slots = self._slots, []
             self._cache.free_slots(slots)
 
     def take(self, victim: Victim, needed: int) -> int | Refused:
-        """Evict a leaf, or the tail of it that ``needed`` tokens ask for."""
+        """Evict a leaf, or as much of its tail as ``needed`` asks for."""
         record, full, tracker = victim.record, self.component, self.tracker
         if not isinstance(record, PoolRecord):
             return Refused.NOT_A_LEAF
@@ -150,7 +150,7 @@ class KvVictims(_Device):
                 tracker[full] += freed
                 self._slots += slots
                 if actions:
-                    self.give_back()
+                    self.return_slots()
                     cache._apply_cache_actions(actions)
             return freed
         node_id = core.claim(record, needed)
@@ -159,7 +159,7 @@ class KvVictims(_Device):
         before = tracker[full]
         cache.evict_leaf(node_id, tracker)
         if tracker[full] == before:
-            core.put_back(node_id)
+            core.unclaim(node_id)
             return Refused.NOT_NOW
         return int(tracker[full] - before)
 
@@ -173,7 +173,7 @@ class KvVictims(_Device):
         cache = self._cache
         if cache.tree_core is None or not cache.full_alone:
             return super().pool_state()
-        # As above, without the detours: an eviction asks each time.
+        # As above, without the indirections: every eviction reads it.
         allocator, core = cache.token_to_kv_pool_allocator, cache.tree_core
         capacity, free = allocator.size_full, allocator.available_size()
         evictable, protected = core.full_evictable_size(), core.full_protected_size()
@@ -190,8 +190,8 @@ class ValueVictims(_Device):
         super().__init__(cache)
         self.name = name
         self.component = component
-        # Locks are noticed when a victim is named, and looked at again at the next eviction: SGLang
-        # changes them in many places, and at most as many nodes are here as are locked.
+        # Locks are read when a victim is named, and again at the next eviction: SGLang changes them in many
+        # places. There are never more nodes here than are locked.
         self._parked: dict[int, PoolRecord] = {}
 
     def evict(self, pool: Pool, shortfall: int, tracker: dict[Any, int]) -> None:
@@ -222,14 +222,14 @@ class ValueVictims(_Device):
         return self._free_value(record)
 
     def _free_value(self, record: PoolRecord) -> int | Refused:
-        """One step of SGLang's walk, about the node of a record."""
+        """Run one step of SGLang's walk, on the node of a record."""
         cache, component, tracker = self._cache, self.component, self.tracker
         core, before, node = cache.tree_core, tracker[component], record.node
         core.evict_device_start(component, EVERYTHING)
         try:
             progressed = True
-            # A step that backs the value up to the host first may find the node changed, and asks for
-            # another one.
+            # A step that first backs the value up to the host may find the node changed, and then asks for
+            # another step.
             while progressed and tracker[component] == before and record.parent is not None:
                 cache.components[component].name(node)
                 node_id, progressed = cache._evict_device_next_node(component, tracker)
@@ -254,7 +254,7 @@ class ValueVictims(_Device):
 
 
 class StateVictims(ValueVictims):
-    """States on the records of their KV: one order names the state to evict, alone or with its leaf."""
+    """States on the records of their KV: one order names them, to evict alone or with their leaf."""
 
     def take(self, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002  # freed whole
         """Free the state of a node by one step of SGLang's own walk, which takes a leaf along."""
@@ -294,7 +294,7 @@ class HostVictims:
         self.sinks: tuple[Any, Any, Any, Any] | None = None
 
     def take(self, victim: Victim, needed: int) -> int | Refused:
-        """Evict a host leaf, or the tail of it that ``needed`` tokens ask for."""
+        """Evict a host leaf, or as much of its tail as ``needed`` asks for."""
         cache, record = self._cache, victim.record
         pool = cache.pools.by_name["host"]
         if not isinstance(record, PoolRecord) or pool.live.get(record.serial) is not record:

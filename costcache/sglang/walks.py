@@ -1,13 +1,13 @@
 """Fast match, lock, insert and removal for SGLang's Python tree core.
 
 They serve trees with FULL attention alone on the device: no HiCache, no storage, no external linker. There
-each node has its KV on the device, so a walk compares keys and nothing else. Every other tree, and
-every key or request that these walks do not know, goes through SGLang's own.
+each node has its KV on the device, so a walk compares keys and nothing else. Every other tree, and every key
+or request that these walks do not support, takes SGLang's own.
 
-What makes them fast: the key is copied to bytes once, a node is compared by one ``memcmp`` against the
-array that it holds anyway, children are found by the bytes of their first page, and nothing is
-sliced, concatenated or called per node. All of it holds for EAGLE's keys too: a bigram node of n
-bigrams holds n + 1 tokens, and matches where those n + 1 tokens do.
+They are fast because the key is copied to bytes once, a node is compared by one ``memcmp`` against the array
+that it has anyway, children are found by the bytes of their first page, and nothing is sliced, concatenated
+or called per node. EAGLE's keys are no exception: a bigram node of n bigrams has n + 1 tokens, and matches
+where those n + 1 tokens do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
     InsertStepResult,
 )
 
-__all__ = ["FastWalks", "handed_on", "leaf_result"]
+__all__ = ["FastWalks", "leaf_result", "take_result"]
 
 FULL = ComponentType.FULL
 TOKEN_BYTES = 8
@@ -40,15 +40,15 @@ TIME_STEP = 0.00001
 _NO_CHILDREN: dict[Any, Any] = {}
 
 
-def handed_on(result: Any) -> tuple[list[Any], int, list[Any]]:
-    """The slots, the tokens and the actions of an eviction step, which SGLang checks to have been taken."""
+def take_result(result: Any) -> tuple[list[Any], int, list[Any]]:
+    """Take slots, tokens and actions out of an eviction step's result; SGLang checks that none remain."""
     actions = list(result.cache_actions)
     result.cache_actions.clear()
     return result.device_frees.pop(FULL, []), result.tracker[FULL], actions
 
 
 def leaf_result(slots: list[Any], tokens: int, actions: list[Any]) -> EvictDeviceLeafResult:
-    """What a dropped leaf freed, as SGLang takes it: without a host tier and other components, its slots."""
+    """Wrap a dropped leaf's slots as SGLang's result, without a host tier and other components."""
     return EvictDeviceLeafResult(
         device_frees={FULL: slots},
         host_frees={},
@@ -62,7 +62,7 @@ class PageName:
     """A node's key in its parent's ``children``, equal to the one that SGLang gives it.
 
     SGLang's is a tuple of the first page's tokens: 2.6 kB a node at pages of 64, hashed, compared and freed
-    int by int. This one has its hash, and looks at the tokens only where SGLang compares its own with it.
+    int by int. This one stores its hash, and reads the tokens only where SGLang compares its own key with it.
 
     Attributes:
         key: The node's key.
@@ -83,16 +83,16 @@ class PageName:
 
 
 class FastWalks(UnifiedTreeCore):
-    """SGLang's Python tree core with faster walks; it holds exactly the state that SGLang's own would.
+    """SGLang's Python tree core with faster walks; its state is exactly that of SGLang's own.
 
-    Every node of a tree that they know has three more attributes: ``edge``, what it is found by in its
-    parent, ``edges``, its children by theirs, and ``name``, its key in its parent's ``children``.
+    Every node of a tree that they support has three more attributes: ``edge``, by which its parent finds it,
+    ``edges``, its children by their ``edge``, and ``name``, its key in its parent's ``children``.
 
-    A subclass hears of them through four methods that do nothing here: :meth:`path_walked`,
+    A subclass is told of them through four methods that do nothing here: :meth:`path_walked`,
     :meth:`nodes_locked`, :meth:`nodes_unlocked` and :meth:`leaf_removed`.
     """
 
-    # ---- what a subclass may override ------------------------------------------------------
+    # ---- for a subclass to override --------------------------------------------------------
 
     def path_walked(self, path: list[Any], inserting: bool) -> None:
         """A fast match or insert walked over these nodes, root's child first; all of each matched.
@@ -105,23 +105,23 @@ class FastWalks(UnifiedTreeCore):
         """A fast walk locked these nodes, which were unlocked; deepest first."""
 
     def nodes_unlocked(self, nodes: list[Any]) -> None:
-        """A fast walk took the last lock of these nodes; deepest first."""
+        """A fast walk released the last lock of these nodes; deepest first."""
 
     def leaf_removed(self, node: Any) -> None:
-        """A leaf was taken out of the tree in the fast way; ``node.parent`` is still its parent."""
+        """A leaf was removed by a fast eviction; ``node.parent`` is still its parent."""
 
     # ---- the walks -------------------------------------------------------------------------
 
     @property
     def has_fast_walks(self) -> bool:
-        """Whether this tree is one that the fast walks know."""
+        """Whether the fast walks support this tree."""
         return not (self.enable_hicache or self.enable_external_cache_linker) and len(self.components) == 1
 
     def match_prefix(self, params: Any) -> Any:
-        """The longest prefix of ``params.key`` that the tree has, whole pages; see SGLang's interface."""
+        """Find the longest prefix of ``params.key`` in the tree, in whole pages; see SGLang's interface."""
         key = params.key
         key.maybe_to_bigram_view(self.is_eagle)
-        if not self._knows(key):
+        if not self._can_walk(key):
             return super().match_prefix(params)
         if len(key) < self.page_size:
             return self._empty_match_result
@@ -141,7 +141,7 @@ class FastWalks(UnifiedTreeCore):
         )
 
     def begin_insert(self, params: Any) -> Any:
-        """Insert in one step: no walk that is known here waits for anything."""
+        """Insert in one step: no supported walk waits for anything."""
         key, value = params.key, params.value
         key.maybe_to_bigram_view(self.is_eagle)
         page_size = self.page_size
@@ -152,7 +152,7 @@ class FastWalks(UnifiedTreeCore):
             or params.rotation_base is not None
             or params.component_evicted_seqlens
             or self._ongoing_insert_walk_state is not None
-            or not self._knows(key)
+            or not self._can_walk(key)
         ):
             return super().begin_insert(params)
         priority, counted = params.priority or 0, params.inserted_len
@@ -250,16 +250,16 @@ class FastWalks(UnifiedTreeCore):
         """
         node = self._node_arena[node_id]
         if node not in self.evictable_device_leaves or not self.has_fast_walks:
-            return handed_on(super().evict_device_leaf(node_id, False))
+            return take_result(super().evict_device_leaf(node_id, False))
         self.kv_events.record_remove(node)
         self._take_out(node)
         slots = node.component_data[FULL].value
-        tokens = self._left(slots)
+        tokens = self._count_evicted(slots)
         self.leaf_removed(node)
         return [slots], tokens, []
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
-        """The same, as SGLang asks for it."""
+        """Take a leaf out of the tree; returns SGLang's own form of the result."""
         if not self.has_fast_walks:
             return super().evict_device_leaf(node_id, is_write_back)
         return leaf_result(*self.drop_leaf(node_id))
@@ -278,13 +278,13 @@ class FastWalks(UnifiedTreeCore):
         if not parent.children and not parent.component_data[FULL].lock_ref and parent is not self.root_node:
             leaves.add(parent)
 
-    def _left(self, slots: Any) -> int:
-        """One eviction step frees these slots, which nobody has locked; how many they are."""
+    def _count_evicted(self, slots: Any) -> int:
+        """Count the unlocked slots that one eviction step frees; returns their number."""
         tokens = int(slots.shape[0])
         self.component_evictable_size_[FULL] -= tokens
         return tokens
 
-    def _knows(self, key: Any) -> bool:
+    def _can_walk(self, key: Any) -> bool:
         ids = key.token_ids
         return (
             type(ids) is array
@@ -298,10 +298,10 @@ class FastWalks(UnifiedTreeCore):
 
         Returns:
             The nodes that matched, root's child first; their length in tokens (bigrams for EAGLE), whole
-            pages; and the action that a split asks for, or None.
+            pages; and the action that a split requires, or None.
         """
         ids, limit = key.token_ids, key.limit
-        # A part of a page at the end does no harm: no edge is that short.
+        # A partial page at the end matches nothing: no edge is that short.
         wanted = (ids if limit is None or limit >= len(ids) else ids[:limit]).tobytes()
         spare = TOKEN_BYTES if key.is_bigram else 0
         width = TOKEN_BYTES * self.page_size + spare
@@ -341,7 +341,7 @@ class FastWalks(UnifiedTreeCore):
     def _add_new_node(self, parent: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
         node = super()._add_new_node(parent, key, *args, **kwargs)
         if self.has_fast_walks:
-            self._hang(parent, node)
+            self._link_child(parent, node)
         return node
 
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
@@ -353,15 +353,15 @@ class FastWalks(UnifiedTreeCore):
         if self.has_fast_walks:
             prefix.edge = child.edge
             parent.edges[prefix.edge] = prefix
-            self._hang(prefix, child)
+            self._link_child(prefix, child)
         return prefix, action
 
     def _remove_leaf_from_parent(self, node: Any) -> None:
         super()._remove_leaf_from_parent(node)
         node.parent.edges.pop(node.edge, None)
 
-    def _hang(self, parent: Any, node: Any) -> None:
-        """Make ``node`` findable from ``parent``."""
+    def _link_child(self, parent: Any, node: Any) -> None:
+        """Link ``node`` as a child of ``parent``."""
         key = node.key
         first = key.token_ids[: self.page_size + key.is_bigram]
         edge = (first if isinstance(first, array) else array("q", first)).tobytes()

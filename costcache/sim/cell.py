@@ -38,5 +38,5 @@ class Cell:
         )
 
     def figures(self, simulator: Simulator, outcome: Outcome) -> Run:
-        """The figures of this cell's outcome."""
+        """Compute the figures of this cell's outcome."""
         return simulator.figures(outcome, self.settings, self.capacity_tokens, capacity=self.capacity)

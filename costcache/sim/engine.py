@@ -1,9 +1,9 @@
 """The simulator: one trace, one deployed model, any number of policies and capacities.
 
-Policies come from plugins; two more know the future: ``infinite``, a pool without limit, and ``optimum``.
-Plain LRU is replayed page by page, or read off one pass over the trace at every capacity, wherever that
-equals the result of the tree: with tails trimmed exactly, no headroom, and a plugin that evicts the
-exact shortfall.
+Policies come from plugins; two offline ones are built in: ``infinite``, a pool without limit, and
+``optimum``. Plain LRU is replayed page by page, or read off one pass over the trace at every capacity,
+wherever that equals the result of the tree: with tails trimmed exactly, no headroom, and a plugin that evicts
+the exact shortfall.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Simulator:
 
     @property
     def arguments(self) -> tuple[Trace, ModelSpec, Deployment, dict[str, Any]]:
-        """Arguments to make this simulator anew in another process, except the plugins."""
+        """Arguments to rebuild this simulator in another process, except the plugins."""
         options = {
             "prefill": self._prefill_name,
             "warmup": self.warmup,

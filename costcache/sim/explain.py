@@ -41,8 +41,8 @@ class ClassReport:
         name: The class in words.
         used: Intervals that ended with a hit.
         evicted: Intervals that ended with an eviction.
-        held: Intervals still open at the end of the trace: the token is cached.
-        returned: Evictions that were regretted, since a later request asked for the token; each counts once.
+        held: Intervals still open at the end of the trace: the token is still cached.
+        returned: Regretted evictions, after which a later request asked for the token; each counts once.
         hit_tokens: Prompt tokens that hit.
         evicted_tokens: Tokens of KV evicted.
         eviction_age: Median time from the last use to the eviction, in units of the clock; None without
@@ -70,13 +70,13 @@ class ClassReport:
 
     @property
     def reused(self) -> float:
-        """Share of all intervals that were followed by a use, whether it hit or came after the eviction."""
+        """Share of all intervals followed by a use, which hit or came after the eviction."""
         return (self.used + self.returned) / self.seen if self.seen else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepIn:
-    """A period in which LRU decided, because the policy had fallen behind it.
+    """A period in which LRU decided, because the policy had found fewer tokens than LRU.
 
     Attributes:
         request: The request at whose end LRU stepped in, counted from 1.
@@ -135,7 +135,7 @@ def explain(
 
     Raises:
         PluginError: If there is no such policy, or it cannot serve the model.
-        SettingsError: If the policy tells no classes apart, or fails; or a setting is wrong.
+        SettingsError: If the policy has no classes, or fails; or a setting is wrong.
     """
     name = simulator.check(settings, capacity_tokens)
     paths = simulator.paths
@@ -182,7 +182,7 @@ def explainable(
 
     Raises:
         PluginError: If there is no such policy, or it cannot serve the model.
-        SettingsError: If it tells no classes apart, naming those that do, or cannot start from tables.
+        SettingsError: If it has no classes, naming the policies that do, or cannot start from tables.
     """
     specs, architecture = plugins.policies(), plugins.match(model)
     spec = None if settings.policy in OFFLINE else plugins.policy_spec(settings, architecture)[1]
@@ -238,7 +238,7 @@ class _Ledger(VictimOrder):
         # The class in which each page, or state, was evicted; -1 if it was not, or was regretted since.
         self._evicted_in = np.full(paths.distinct, -1, np.int32)
         self._lead, self._since = 0, 0
-        self._behind = False
+        self._lru_decides = False
         for event in _FORWARDED:
             setattr(self, event, getattr(order, event))
 
@@ -275,13 +275,13 @@ class _Ledger(VictimOrder):
         if verdict is None:
             return
         lead = verdict.gained - verdict.lost
-        if verdict.behind != self._behind:
+        if verdict.behind != self._lru_decides:
             if verdict.behind:
                 self.step_ins.append(StepIn(request.number, request.number - self._since, None))
             else:
                 last = self.step_ins[-1]
                 self.step_ins[-1] = StepIn(last.request, last.delay, request.number)
-            self._behind = verdict.behind
+            self._lru_decides = verdict.behind
             self._lead, self._since = lead, request.number
         elif lead >= self._lead:
             self._lead, self._since = lead, request.number

@@ -1,4 +1,4 @@
-"""A reference policy for models with states, which knows the future and decides greedily."""
+"""An offline reference policy for models with states: knows the future and decides greedily."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["Clairvoyant"]
 class Clairvoyant(StateOrder):
     """Evicts the entry that saves the fewest tokens per byte and per request until its known next use.
 
-    With states the entries of a cache are not all alike, and no rule is known to be optimal. This one is
-    greedy: another order may hit more, so it bounds online policies in practice only.
+    With states the entries of a cache differ in size and cost, and no rule is known to be optimal. This one
+    is greedy: another order may hit more, so it bounds online policies in practice only.
     """
 
     period = 4

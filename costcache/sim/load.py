@@ -3,8 +3,8 @@
 ``open``: every request arrives at its time in the trace, whatever the state of the server.
 ``sessions``: sessions start at their times in the trace; each further request arrives once its predecessor
 has ended on this server and its think time has passed. ``clients``: as many clients as the server's
-concurrency run one session after another, think times included; the trace's clock gives the order of the
-sessions, and nothing else.
+concurrency run one session after another, think times included; the trace's clock only gives the order of the
+sessions.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Load:
         return heapq.heappop(self._upcoming)[1]
 
     def ended(self, request: int, seconds: float) -> None:
-        """Schedule the requests that were waiting for one that has ended."""
+        """Schedule the requests that wait for one that has ended."""
         for each in self._after.get(request, ()):
             self._schedule(seconds + float(self._think[each]), each)
         if self._session_of:

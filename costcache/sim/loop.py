@@ -1,4 +1,4 @@
-"""Helpers of the loops over a trace's requests: progress reports, and no garbage collection."""
+"""Helpers of the loops over a trace's requests: progress reports, and a pause of garbage collection."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _batches(each: Iterator[N], count: int, progress: Callable[[int], None]) -> 
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Disable Python's cycle collector, which would take half of the time to scan all nodes over and over."""
+    """Disable Python's cycle collector, which would take half of the time, rescanning all nodes."""
     collect = gc.isenabled()
     gc.disable()
     try:

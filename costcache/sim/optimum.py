@@ -3,7 +3,7 @@
 Belady's rule (1966) on the pages of a prefix tree: evict the page whose next use is furthest in the future.
 Every use of a page is a use of its ancestors, so its next use is never earlier than theirs; with ties
 broken by depth, the deepest first, every victim is a leaf. For hits in whole pages, with every miss
-inserted, the rule is exact: all pages are of one size, and the tree never stands in its way.
+inserted, the rule is exact: all pages are of one size, and the tree never rules out its victim.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def optimum(
         oversized += capacity is not None and length > capacity
         shortfall = length - found - free
         if shortfall > 0:
-            # The next use of this request's own pages is this very request, the lowest of all: they stay.
+            # The next use of this request's own pages is this very request, the lowest of all: they are not
+            # evicted.
             in_use = -(request + 1) * scale
             missing += shortfall
             evictions += 1
@@ -87,7 +88,7 @@ def optimum(
 
 
 def next_requests(paths: PagePaths, never: int) -> NDArray[np.int64]:
-    """The request of each page's next use, ``never`` where there is none; int64 of shape [pages]."""
+    """The request of each page's next use, ``never`` if it has none; int64 of shape [pages]."""
     request = np.repeat(np.arange(paths.offsets.size - 1), np.diff(paths.offsets))
     earlier, later = reuse_pairs(paths.paths)
     following = np.full(paths.paths.size, never, np.int64)

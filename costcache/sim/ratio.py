@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["CHUNK", "DEFAULT_RATIO", "RATIOS", "RatioFit", "RatioRun", "fit_ratio"]
 
 CHUNK = 64
-"""Checkpoints lie at multiples of this many tokens: the chunk size of linear-attention kernels."""
+"""Checkpoints are at multiples of this many tokens: the chunk size of linear-attention kernels."""
 DEFAULT_RATIO = 0.9
 """SGLang's own ``--mamba-full-memory-ratio``."""
 RATIOS = (0.05, 0.1, 0.2, 0.4, DEFAULT_RATIO, 1.8, 3.6, 7.2)

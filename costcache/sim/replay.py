@@ -1,4 +1,4 @@
-"""Replay of a trace, one request at a time, through the tree, pool and orders that serve.
+"""Replay of a trace, one request at a time, through the tree, pool and orders of the cache itself.
 
 Prompts are cached, generated tokens are not. A model with states also keeps checkpoints, where SGLang keeps
 them: at the end of each prompt, and where a prompt's cached KV reaches past its deepest checkpoint (two

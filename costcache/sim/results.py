@@ -26,7 +26,7 @@ class Outcome:
         evictions: Evictions that had a shortfall.
         shortfall: Tokens that they were asked to free.
         evicted: Tokens evicted.
-        trimmed: Victims of which only the tail was evicted; None if the replay counted pages, not nodes.
+        trimmed: Victims evicted in part, from the tail; None if the replay counted pages, not nodes.
         oversized: Requests longer than the pool.
         seconds: Wall time of the replay.
         policy: Policy in force at the end.
@@ -68,7 +68,7 @@ class Run:
         capacity_tokens: Tokens in the pool; None for no limit.
         requests: Requests replayed.
         input_tokens: Prompt tokens of the requests after the warm-up.
-        hit_tokens: Those of them that hit.
+        hit_tokens: Those that hit.
         token_hit_rate: Share of the prompt tokens that hit.
         flops_saved_rate: Share of the prefill FLOPs that hits saved; a token deep in a context
             counts more.
@@ -81,7 +81,7 @@ class Run:
         evictions: Evictions that had a shortfall.
         shortfall_tokens: Tokens that evictions were asked to free.
         evicted_tokens: Tokens evicted.
-        trimmed: Victims of which only the tail was evicted; None if the run counted pages.
+        trimmed: Victims evicted in part, from the tail; None if the run counted pages.
         oversized_requests: Requests longer than the pool: they reused what matched, and their head was
             cached as far as it fits.
         clamped: Answers of plugins that were out of bounds and replaced.

@@ -14,7 +14,7 @@ def reuse_pairs(names: Int64) -> tuple[Int64, Int64]:
     """Every pair of consecutive uses of one name: the positions of the earlier and of the later use.
 
     Args:
-        names: What is used at each position, int64 of shape [uses].
+        names: The name used at each position, int64 of shape [uses].
     """
     narrow = not names.size or (names.min() >= -(2**31) and names.max() < 2**31)
     keys = names.astype(np.int32) if narrow else names  # half the memory to sort
@@ -28,7 +28,7 @@ def previous_use(names: Int64) -> Int64:
     """Position of the previous use of the same name, -1 for a first use; int64 of shape [uses].
 
     Args:
-        names: What is used at each position, int64 of shape [uses].
+        names: The name used at each position, int64 of shape [uses].
     """
     earlier, later = reuse_pairs(names)
     previous = np.full(names.size, -1, np.int64)

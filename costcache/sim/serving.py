@@ -1,4 +1,4 @@
-"""Serving replay: requests queue, hold slots while they run, and overlap.
+"""Serving replay: requests queue, overlap, and reserve slots while they run.
 
 One server with one prefill at a time and many concurrent decodes. A request waits in the queue (first
 come, first served) until the prefill before it has ended, fewer than ``concurrency`` requests run, and there
@@ -77,7 +77,7 @@ def serve(
         progress: Called now and then with the number of requests done since the last call.
 
     Raises:
-        SettingsError: If the trace lacks what ``settings`` asks for.
+        SettingsError: If the trace lacks the fields that ``settings`` needs.
     """
     with no_collector():
         return _Server(trace, keys, tree, prefill, settings, always_free, progress).run()
@@ -189,7 +189,7 @@ class _Server:
         request = self.head
         if request is None:
             request = self.head = pool.begin()
-        # A waiting request matches anew: its prefix stays recent, and its use counts once.
+        # A waiting request matches again: its prefix stays recent, and its use counts once.
         node = tree.match(tree.root(()), key[:usable], request)
         found = request.matched = node.depth + node.tokens
         pool.pin(node)

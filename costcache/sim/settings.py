@@ -10,7 +10,7 @@ __all__ = ["ServingSettings"]
 
 
 class ServingSettings(BaseModel):
-    """How the server of a serving replay runs."""
+    """Settings of the server in a serving replay."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -88,9 +88,9 @@ class LRUCurve:
 def lru(paths: PagePaths, capacity: int) -> PageOutcome:
     """Replay LRU once, at one capacity: O(pages), after a sort.
 
-    The pool holds the pages whose last use lies after a cut in the sequence of uses, and the cut only
-    moves on: until the pages after it fit. Within a request, last uses rise from the deepest page to the
-    first, so a bisection counts the hits.
+    The pool has the pages whose last use is after a cut in the sequence of uses. The cut only moves forward,
+    as far as it takes for the pages after it to fit. Within a request, last uses rise from the deepest page
+    to the first, so a bisection counts the hits.
 
     Args:
         paths: The trace's pages.
@@ -138,10 +138,10 @@ def _deepest_first(offsets: Int64) -> Int64:
 
 
 def _repeats(previous: Int64, stops: Int64, lows: Int64) -> Int64:
-    """For each query, how many uses k < stop have ``previous[k] >= low``.
+    """Count, for each query, the uses k < stop with ``previous[k] >= low``.
 
     A wavelet matrix (Claude and Navarro 2012): one bit of the values a level, from the highest, each
-    level partitioned by its bit; all queries go down together.
+    level partitioned by its bit; all queries descend together.
     """
     values = previous + 1
     bounds = lows + 1

@@ -29,12 +29,12 @@ def sweep(
     ray: bool = False,
     progress: Callable[[Cell, int], None] | None = None,
 ) -> list[Run]:
-    """Replay all cells; the runs are in the order of the cells, whatever finishes first.
+    """Replay all cells; the runs are in the order of the cells, whichever finishes first.
 
     Args:
         simulator: The simulator with the trace.
         cells: The replays to run.
-        jobs: Processes; with more than one, each loads its plugins anew, so they must be installed.
+        jobs: Processes; with more than one, each loads its plugins again, so they must be installed.
         ray: Spread the replays over a Ray cluster instead; see :func:`costcache.sim.cluster.on_ray`.
         progress: Called now and then with the running cell and the number of requests done since
             the last call.

@@ -1,4 +1,4 @@
-"""A prefix cache over a dict: everything that a host does for a pool to choose its victims."""
+"""A prefix cache over a dict: a complete host, whose pool chooses the victims."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DictCache:
         found = request.matched = end
         last = path[-1] if path else pool.root
         pool.pin(last)  # pinned: the request needs its prefix while it runs
-        room = pool.make_room((len(prompt) - end) // size * size, last)  # give me victims
+        room = pool.make_room((len(prompt) - end) // size * size, last)  # request victims
         parent = last
         for stop in range(end + size, end + room + 1, size):
             prefix = tuple(prompt[:stop])

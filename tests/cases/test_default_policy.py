@@ -1,4 +1,4 @@
-"""What prefix caches got wrong in public: the rows on which victims decide, under the default policy."""
+"""Published failures of prefix caches, those that depend on victims, under the default policy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scan(policy: str, rounds: int, cold: tuple[int, int]) -> float:
 
 def test_one_shot_scan() -> None:
     assert scan("costcache", 66, (1, 2)) > 0.9  # each hot prompt every 50 requests, 1,980 others
-    assert scan("lru", 24, (4, 4)) == 0.0  # every 100 requests: more than the pool holds
+    assert scan("lru", 24, (4, 4)) == 0.0  # every 100 requests: more than fits the pool
     assert scan("costcache", 24, (4, 4)) > 0.8
 
 
@@ -60,7 +60,7 @@ def test_hot_set_and_cold_scan() -> None:
     assert sum(found["costcache"][6:]) > 0.95 * 6 * 128
 
 
-def test_documents_asked_once_go_before_chats() -> None:
+def test_documents_asked_once_are_evicted_before_chats() -> None:
     """sglang 30300: many chats of short turns, and few huge documents."""
     found = {}
     for policy in ("lru", "costcache"):

@@ -1,4 +1,4 @@
-"""What prefix caches got wrong in public, rebuilt: the rows that concern the plain cache.
+"""Published failures of prefix caches, rebuilt: the rows that concern the plain cache.
 
 Each row has its one known input, and a property that covers its whole kind. All at headroom 0 and
 exact trimming, which are the defaults.
@@ -26,7 +26,7 @@ PAGES = st.sampled_from([1, 4, 16, 64])
 POLICIES = st.sampled_from(sorted(BUILTIN))
 
 
-# -- whole demand evicted (sglang 32016): only the shortfall goes -------------------------------
+# -- whole demand evicted (sglang 32016): only the shortfall is evicted -------------------------------
 
 
 @pytest.mark.parametrize("model", ["deepseek-v3", "llama-3-8b"])
@@ -56,7 +56,7 @@ def test_a_request_that_caches_its_own_evicts_only_the_shortfall() -> None:
     cached=st.lists(st.integers(1, 200), max_size=10),
     demand=st.integers(0, 1000),
 )
-def test_whatever_is_cached_only_the_shortfall_goes(
+def test_only_the_shortfall_is_evicted_whatever_is_cached(
     model: str, policy: str, page_size: int, cached: list[int], demand: int
 ) -> None:
     assume(serves(PLUGINS.policies()[policy], ModelSpec.preset(model)))
@@ -73,7 +73,7 @@ def test_whatever_is_cached_only_the_shortfall_goes(
     check_structure(cache)
 
 
-# -- one token, one giant leaf: the tail goes, the rest stays -----------------------------------
+# -- one token, one giant leaf: the tail is evicted, the rest stays -----------------------------------
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
@@ -193,7 +193,7 @@ def test_a_partial_page_of_the_callers_stays_the_callers() -> None:
 
 
 class UnderFree:
-    """That project's rule: what is over a target of use scaled by the compression ratio, at least a bit."""
+    """Rule of that project: the excess over a target that the compression ratio scales, at least a bit."""
 
     @hookimpl
     def match_model(self) -> int | None:

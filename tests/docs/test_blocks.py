@@ -123,7 +123,7 @@ def transcript(block: Block) -> Iterator[tuple[int, str, str]]:
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
-def test_what_a_page_shows_is_what_happens(
+def test_blocks_print_the_output_that_the_page_shows(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -146,7 +146,7 @@ def test_what_a_page_shows_is_what_happens(
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
-def test_every_block_says_what_it_is(page: Page) -> None:
+def test_every_block_has_a_known_language_and_marks(page: Page) -> None:
     for block in page.blocks():
         assert block.language in (*RUN, "json", "text", "toml"), f"{page.name}:{block.line}"
         for mark in block.marks:

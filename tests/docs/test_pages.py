@@ -53,7 +53,7 @@ def test_the_command_line_page_shows_the_help_options_that_the_program_has(gener
         assert "- `-h, --help`: " in section, section.partition("\n")[0]
 
 
-def test_what_claims_to_be_generated_is(generator: ModuleType) -> None:
+def test_pages_marked_as_generated_are_the_generators(generator: ModuleType) -> None:
     marked = {page.path.name for page in PAGES if generator.MARK in page.text}
     assert marked == set(generator.PAGES)
 

@@ -15,7 +15,7 @@ BUILD = "from hatchling import build; print(build.build_{kind}('out'))"
 
 @pytest.fixture
 def project(repo_root: Path, tmp_path: Path) -> Path:
-    """What a build needs, but for most of the modules."""
+    """Everything that a build needs, but few of the modules."""
     for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py"):
         shutil.copy(repo_root / name, tmp_path)
     package = tmp_path / "costcache"
@@ -43,7 +43,7 @@ def is_plain(done: subprocess.CompletedProcess[str]) -> bool:
     return done.stdout.strip().endswith("-py3-none-any.whl")
 
 
-def test_is_not_compiled_where_nobody_wants_it(project: Path) -> None:
+def test_nothing_is_compiled_when_switched_off(project: Path) -> None:
     done = build(project, "wheel", "0", CC="/no/compiler")
     assert is_plain(done)
     assert "compiled" not in done.stderr
@@ -70,7 +70,7 @@ def test_an_editable_install(project: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_compiled(project: Path, variables: dict[str, str], why: str) -> None:
+def test_a_failed_compilation_is_explained(project: Path, variables: dict[str, str], why: str) -> None:
     done = build(project, "wheel", "1", **variables)
     assert done.returncode
     assert "costcache was not compiled" in done.stderr
@@ -83,7 +83,7 @@ def test_what_cannot_be_compiled(project: Path, variables: dict[str, str], why: 
 
 
 @pytest.mark.parametrize(("value", "has"), [("0", False), ("", True), ("1", True)])
-def test_what_compiles_is_fetched_where_it_is_needed(
+def test_build_tools_are_fetched_only_when_needed(
     repo_root: Path, monkeypatch: pytest.MonkeyPatch, value: str, has: bool
 ) -> None:
     from hatchling.build import get_requires_for_build_wheel
@@ -93,7 +93,7 @@ def test_what_compiles_is_fetched_where_it_is_needed(
     assert any(line.startswith("mypy==") for line in get_requires_for_build_wheel()) is has
 
 
-def test_what_is_compiled_exists(repo_root: Path) -> None:
+def test_compiled_modules_exist(repo_root: Path) -> None:
     import tomllib
 
     with (repo_root / "pyproject.toml").open("rb") as file:

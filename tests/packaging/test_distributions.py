@@ -107,7 +107,7 @@ def wheel_of(dist: Path, name: str) -> ZipFile:
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-def test_a_wheel_holds_the_typed_package_and_nothing_else(repo_root: Path, dist: Path, name: str) -> None:
+def test_a_wheel_contains_only_the_typed_package(repo_root: Path, dist: Path, name: str) -> None:
     folder, package = PROJECTS[name]
     with wheel_of(dist, name) as wheel:
         packed = {Path(entry) for entry in wheel.namelist() if ".dist-info/" not in entry}
@@ -143,7 +143,7 @@ def test_a_wheel_says_its_version_license_and_pins(dist: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-def test_an_sdist_holds_its_own_project_only(dist: Path, name: str) -> None:
+def test_an_sdist_contains_only_its_project(dist: Path, name: str) -> None:
     _, package = PROJECTS[name]
     top = f"{name.replace('-', '_')}-{__version__}"
     with tarfile.open(dist / f"{top}.tar.gz") as sdist:

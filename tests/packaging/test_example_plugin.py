@@ -37,7 +37,7 @@ def costcache(site: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
-def test_the_wheel_holds_the_package_and_its_entry_point(site: Path) -> None:
+def test_the_wheel_contains_the_package_and_its_entry_point(site: Path) -> None:
     package = {path.name for path in (site / "costcache_example").iterdir() if path.is_file()}
     assert package == {"__init__.py", "plugin.py", "py.typed", "worth.py"}
     (points,) = site.glob("costcache_example-*.dist-info/entry_points.txt")

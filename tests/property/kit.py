@@ -39,7 +39,7 @@ def policy(name: str, make: Callable[[], VictimOrder], **spec: Any) -> Plugin:
 def cache_with(
     make: Callable[[], VictimOrder], pool_size: int = 100, page_size: int = 1, **settings: Any
 ) -> RadixCache:
-    """A cache under an order of the test's own, which goes by the name ``tested``."""
+    """A cache under the test's own order, named ``tested``."""
     return RadixCache(
         MODEL, pool_size, page_size, "tested", plugins=manager(own=policy("tested", make)), **settings
     )
@@ -110,7 +110,7 @@ def check_structure(cache: RadixCache) -> None:
 
 
 def drain(cache: RadixCache) -> Any:
-    """Evict everything that can go, and check that all of it went: the order knows every leaf."""
+    """Evict everything evictable, and check that nothing of it is left: the order has every leaf."""
     evictable = cache.evictable
     eviction = cache.evict(evictable)
     assert eviction.freed == evictable
@@ -120,6 +120,6 @@ def drain(cache: RadixCache) -> Any:
 
 
 def insert_all(cache: RadixCache, prompts: Iterable[Iterable[int]]) -> None:
-    """Insert each prompt as a request of its own."""
+    """Insert each prompt as a separate request."""
     for prompt in prompts:
         cache.insert(list(prompt))

@@ -35,7 +35,7 @@ class Page:
 
 @dataclass
 class Place:
-    """The end of a node, followed as the node is trimmed; None once the node has gone."""
+    """The end of a node, followed as the node is trimmed; None once the node was evicted."""
 
     prefix: Prefix | None
 
@@ -62,7 +62,7 @@ KEYS: dict[str, Callable[[Page, int, int], Any]] = {
         page.recency,
     ),
 }
-"""What goes first under each policy: the lowest. ``slack`` is the policy's own number."""
+"""Rank of a leaf under each policy; the lowest is evicted first. ``slack`` is the policy's own number."""
 
 
 class NaiveCache:
@@ -117,12 +117,12 @@ class NaiveCache:
         }
 
     def edges(self, prefix: Prefix) -> list[int]:
-        """Where the nodes on the way to ``prefix`` end."""
+        """Ends of the nodes on the path to ``prefix``."""
         space, tokens = prefix
         return [n for n in range(1, len(tokens) + 1) if (space, tokens[:n]) in self.ends]
 
     def start(self, end: Prefix) -> int:
-        """Where the node that ends at ``end`` starts."""
+        """Start of the node that ends at ``end``."""
         return ([0, *self.edges(end)])[-2]
 
     def nodes(self) -> dict[Prefix, tuple[Any, ...]]:
@@ -253,7 +253,7 @@ class NaiveCache:
             request.end = Place(None)
 
     def evict(self, shortfall: int) -> list[Gone]:
-        """Evict by sorting all unlocked leaves anew for each victim."""
+        """Evict by sorting all unlocked leaves again for each victim."""
         gone: list[Gone] = []
         if shortfall <= 0:
             return gone

@@ -25,7 +25,7 @@ CHUNK = 6
 
 @dataclass
 class Handle:
-    """A node that somebody holds, the place where the model says it is, and its locks."""
+    """A node in a caller's hands, its position in the model, and its locks."""
 
     node: Node
     place: Place
@@ -186,7 +186,7 @@ class CacheMachine(RuleBasedStateMachine):
         tokens = self.tokens(base, cut, more, tail)
         given = None if how == "own" else self.slots(how, lot)[: len(tokens)]
         if given is not None and len(given) < len(tokens):
-            given = None  # too few are free, or held: the cache takes its own
+            given = None  # too few are free or reserved: the cache allocates its own
         done = self.cache.insert(
             list(tokens), given, name, priority=priority, extra_key=space[0], cache_salt=space[1]
         )
@@ -209,7 +209,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.hold(done.node, (space, tokens[: matched + added]))
 
     def slots(self, how: str, lot: Any) -> list[int]:
-        """Free or held slots in whole pages, shuffled page by page."""
+        """Free or reserved slots in whole pages, shuffled page by page."""
         size = self.cache.page_size
         mine = self.model.free if how == "free" else self.model.reserved
         pages = [n for n in range(0, self.model.capacity, size) if set(range(n, n + size)) <= mine]
@@ -345,7 +345,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.learn()
 
     def learn(self) -> None:
-        """Names of the pages that were stored while nobody listened, from the nodes themselves."""
+        """Names of the pages that were stored without observers, from the nodes themselves."""
         for space, root in self.cache._tree.roots.items():
             for node in root.walk():
                 tokens = tuple(t for part in node.path() for t in np.frombuffer(bytes(part.key), np.int64))

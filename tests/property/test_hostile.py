@@ -275,7 +275,7 @@ def test_orders_never_break_an_eviction(
     page_size=st.sampled_from([1, 2, 16]),
     trim=st.sampled_from(["auto", "exact", "chunk", "off"]),
 )
-def test_what_is_freed_is_the_shortfall_and_the_headroom(
+def test_evictions_free_the_shortfall_and_the_headroom(
     shortfall: int, sizes: list[int], headroom: float, page_size: int, trim: str
 ) -> None:
     cache = RadixCache(MODEL, 320, page_size, plugins=manager(), headroom=headroom, trim=trim, trim_chunk=5)

@@ -35,7 +35,7 @@ def prompt(rng: random.Random, page_size: int) -> list[int]:
 
 @pytest.mark.parametrize("policy", sorted(KEYS))
 @pytest.mark.parametrize("seed", range(3))
-def test_a_policy_chooses_what_sorting_all_leaves_would(policy: str, seed: int) -> None:
+def test_victims_equal_those_of_sorting_all_leaves(policy: str, seed: int) -> None:
     rng = random.Random(seed)
     page_size, slack = (1, 2, 4)[seed], 2 + 3 * seed
     settings = {

@@ -1,4 +1,4 @@
-"""Real SGLang Engines on CPU, in processes of their own."""
+"""Real SGLang Engines on CPU, each in a separate process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ARGUMENTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Answer:
-    """One prompt's output tokens, and how many of its own the cache had."""
+    """One prompt's output tokens, and its cached tokens."""
 
     output: tuple[int, ...]
     cached: int

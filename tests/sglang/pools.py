@@ -42,7 +42,7 @@ HEADS = {"head_num": 1, "head_dim": 8}
 
 @dataclass(frozen=True)
 class Shape:
-    """What to build.
+    """Shape of the pools to build.
 
     Attributes:
         kind: Attention kind: mha and mla have one pool; mamba and mla_mamba add state slots; swa

@@ -1,4 +1,4 @@
-"""One stream of random operations, as a process of its own: prints every victim as JSON."""
+"""One stream of random operations in a separate process, which prints every victim as JSON."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Server:
         return free
 
     def check(self) -> None:
-        """Every slot is free, cached, or held by a running request; and SGLang's own check passes."""
+        """Every slot is free, cached, or reserved by a running request; and SGLang's own check passes."""
         if self.running:
             return
         cached = {"kv": self.cache.full_evictable_size() + self.cache.full_protected_size()}
@@ -155,7 +155,7 @@ class Server:
     # ---- the forward pass -----------------------------------------------------------------
 
     def verify(self, slots: torch.Tensor, tokens: Sequence[int]) -> None:
-        """See that the slots hold these tokens."""
+        """Check that the slots contain these tokens."""
         held = self._rows()[slots, :3].to(torch.int64)
         ids = held[:, 0] + DIGIT * (held[:, 1] + DIGIT * held[:, 2])
         assert ids.tolist() == list(tokens), "a cached slot does not hold its token"
@@ -206,7 +206,7 @@ class Server:
         ).to(torch.int64)
 
     def _track_state(self, req: Req, size: int) -> None:
-        """What the forward pass notes under ``extra_buffer``: up to where the kept state reaches."""
+        """Note the end of the kept state, as the forward pass does under ``extra_buffer``."""
         if ComponentType.MAMBA in self.cache.tree_components and self.shape.extra_buffer:
             grid = self.cache.components[ComponentType.MAMBA].mamba_checkpoint_grid
             if size // grid:

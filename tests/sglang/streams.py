@@ -1,4 +1,4 @@
-"""Streams of prompts such as a server gets: what several tests and a benchmark send."""
+"""Streams of prompts like a server's, for several tests and a benchmark."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import random
 SYSTEMS = (128, 192, 256)
 """Tokens of the assistants' system prompts, the most popular one first."""
 PACES = (1.0, 0.5, 0.2)
-"""How eagerly a chat goes on, beside the others."""
+"""Weight of a chat when the next to continue is drawn."""
 LONGEST = 900
 """A chat that has more tokens ends."""
 
 
 def chats_and_scans(seed: int, requests: int = 100) -> list[list[int]]:
-    """Eight chats at a time, which share three system prompts, go on at paces of their own, and end after
-    five turns in the mean; between them, bursts of three to six documents that are asked about once.
+    """Eight chats at a time, between bursts of three to six documents that are asked about once.
 
-    A turn repeats the chat so far, and adds 48 to 112 tokens: the answer, and what is asked next.
+    The chats share three system prompts, continue at different paces, and end after five turns in the mean.
+
+    A turn repeats the chat so far, and adds 48 to 112 tokens: the answer, and the next question.
     """
     rng = random.Random(seed)
 

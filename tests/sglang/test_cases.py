@@ -31,7 +31,7 @@ def cached(server: Server) -> int:
 @pytest.mark.parametrize("page_size", [1, 4, 20])
 @pytest.mark.parametrize("kind", ["mha", "mla"])
 @pytest.mark.parametrize("pieces", [1, 7, 35])
-def test_not_the_whole_demand(kind: Kind, pieces: int, page_size: int) -> None:
+def test_only_the_shortfall_of_a_demand_is_evicted(kind: Kind, pieces: int, page_size: int) -> None:
     """700 of 1,000 slots are cached, a request needs 400: 100 go, a page more at most."""
     server = make(Shape(kind, page_size, tokens=1000))
     for piece in range(pieces):
@@ -47,7 +47,9 @@ def test_not_the_whole_demand(kind: Kind, pieces: int, page_size: int) -> None:
 
 @pytest.mark.parametrize("write", ["write_through", "write_back"])
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_not_the_whole_demand_on_the_host(write: str, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_shortfall_of_a_demand_is_evicted_on_the_host(
+    write: str, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """12,288 tokens of the host are cached and 4,096 more are needed than are free: 4,096 go."""
     hicache.patch(monkeypatch)
     server = make(Shape("mha", 64, tokens=12_288 + 4096, hicache=write))
@@ -67,7 +69,7 @@ def test_not_the_whole_demand_on_the_host(write: str, pieces: int, monkeypatch: 
 @pytest.mark.parametrize("page_size", [1, 64])
 @pytest.mark.parametrize("kind", ["mha", "mla"])
 def test_one_token_of_a_giant_leaf(kind: Kind, page_size: int) -> None:
-    """One leaf of 30,000 tokens, a shortfall of 1: a page goes."""
+    """One leaf of 30,000 tokens, a shortfall of 1: a page is evicted."""
     server = make(Shape(kind, page_size, tokens=32_000 // page_size * page_size, context=32_768))
     server.serve(range(30_000))
     whole = cached(server)
@@ -77,7 +79,7 @@ def test_one_token_of_a_giant_leaf(kind: Kind, page_size: int) -> None:
 
 
 def test_deep_chats_and_shallow_documents() -> None:
-    """A trimmed document keeps its head; chats that go on keep hitting under LFU and SLRU."""
+    """A trimmed document keeps its head; chats that continue keep hitting under LFU and SLRU."""
     for policy in ("lfu", "slru"):
         server = make(Shape("mha", tokens=6000), policy)
         chats = [list(range(1000 * chat, 1000 * chat + 100)) for chat in range(6)]
@@ -99,7 +101,7 @@ def test_the_same_prompt_twice(kind: Kind, page_size: int) -> None:
         pytest.skip("without the extra buffer SGLang keeps no state inside a prompt: stock reuses 0 too")
     server = make(Shape(kind, page_size))
     # At a whole number of pages SGLang keeps a hybrid's only state at the prompt's very end, beyond n - 1,
-    # whatever is evicted; the next request makes one in front of it.
+    # whatever is evicted; the next request makes one before it.
     sizes = (64, 129, 330, 650) if kind in HYBRIDS else (64, 129, 320, 640)
     for size in sizes:
         prompt = list(range(10_000 * size, 10_000 * size + size))
@@ -117,8 +119,8 @@ def test_a_prompt_five_times_on_a_hybrid(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", HYBRIDS)
-def test_states_that_running_requests_hold(kind: Kind) -> None:
-    """30 state slots, and 6 running requests hold 3 each: 12 are left for the cache, and none is lost."""
+def test_states_reserved_by_running_requests(kind: Kind) -> None:
+    """30 state slots, and 6 running requests reserve 3 each: 12 are left for the cache, and none leaks."""
     shape = Shape(kind, 64, tokens=16_384, states=30, requests=6)
     server = make(shape)
     rng = random.Random(0)
@@ -137,7 +139,7 @@ def test_states_that_running_requests_hold(kind: Kind) -> None:
 
 
 def check_states(server: Server) -> None:
-    """Whose the state slots are: a request's own, its two to track with, the cache's, or nobody's."""
+    """Owners of the state slots: a request's own, its two tracking slots, the cache's, or free."""
     cache, pool = server.cache, server.cache.victims("state").pool_state()
     assert pool.capacity == server.shape.states
     assert pool.reserved == 3 * len(server.running)
@@ -153,7 +155,7 @@ def holds_state(node: Any) -> bool:
 
 
 def test_partial_pages_are_not_cached() -> None:
-    """Prompts whose last page is partial leave whole pages only, and nothing full goes for them."""
+    """Prompts whose last page is partial leave whole pages only, and no full page is evicted for them."""
     server = make(Shape("mha", 64, tokens=6400))
     server.serve(range(64 * 20))
     for number in range(10):

@@ -33,7 +33,7 @@ def conversations(chats: int, turns: int, first: int, more: int, seed: int) -> l
     rng = random.Random(seed)
     prompts: list[list[int]] = []
     latest = [[rng.randrange(3, 500) for _ in range(first)] for _ in range(chats)]
-    # Uneven: some chats come back soon and some late, so that a policy matters.
+    # Uneven: some chats continue soon and some late, so that a policy matters.
     order = [rng.choice([i, i, rng.randrange(chats)]) for _ in range(turns) for i in range(chats)]
     for chat in order:
         prompts.append(latest[chat])

@@ -138,7 +138,7 @@ def test_leaves_that_others_hear_of_are_split_as_in_stock() -> None:
     cache.sanity_check()
 
 
-def test_memory_of_a_cut_leaf_is_its_own() -> None:
+def test_a_trimmed_leaf_does_not_share_memory() -> None:
     cache = cost_cache(Shape(tokens=4000))
     value = cache.token_to_kv_pool_allocator.alloc(3000)
     cache.insert(InsertParams(key=RadixKey(array("q", range(3000))), value=value))
@@ -151,7 +151,7 @@ def test_memory_of_a_cut_leaf_is_its_own() -> None:
     assert len(record.node.key.token_ids) == 10
 
 
-def test_names_of_pages_stay_what_sglang_calls_them() -> None:
+def test_page_names_equal_sglangs() -> None:
     """SGLang's own walks look children up by their first page: after splits, trims and removals too."""
     rng = random.Random(0)
     shape = Shape("mha", 4, tokens=512)
@@ -188,7 +188,7 @@ def test_names_of_pages_stay_what_sglang_calls_them() -> None:
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("need_sort", [False, True])
 @pytest.mark.parametrize("count", [1, 3])
-def test_slots_go_back_as_the_allocator_itself_frees_them(
+def test_slots_are_freed_as_by_the_allocator(
     tokens: int, page_size: int, grouped: bool, need_sort: bool, count: int
 ) -> None:
     free = []
@@ -212,7 +212,7 @@ def test_slots_go_back_as_the_allocator_itself_frees_them(
     assert free[0].dtype == torch.int64
 
 
-def test_what_was_freed_is_given_back_where_an_eviction_fails() -> None:
+def test_freed_slots_are_returned_if_an_eviction_fails() -> None:
     cache = cost_cache(Shape(tokens=64), policy="lru")
     allocator, core = cache.token_to_kv_pool_allocator, cache.tree_core
     for first in (0, 100, 200):

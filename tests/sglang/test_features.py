@@ -30,7 +30,7 @@ def in_session(server: Server, name: str, tokens: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mha", "mamba", "swa"])
-def test_what_open_sessions_refer_to_goes_last(kind: Kind) -> None:
+def test_nodes_of_open_sessions_are_evicted_last(kind: Kind) -> None:
     shape = Shape(kind, params=SESSIONS)
     server = Server(cost_cache(shape), shape)
     in_session(server, "a", range(100))
@@ -49,7 +49,7 @@ def test_what_open_sessions_refer_to_goes_last(kind: Kind) -> None:
         return tokens
 
     evict(EvictParams(num_tokens=200))
-    assert left() == {0: 100, 1: 100, 2: 0, 3: 0}  # the youngest went: nothing refers to them
+    assert left() == {0: 100, 1: 100, 2: 0, 3: 0}  # the youngest were evicted: nothing refers to them
     evict(EvictParams(num_tokens=1))
     assert left()[0] < 100
     assert left()[1] == 100  # two references outlast one
@@ -63,11 +63,11 @@ def test_what_open_sessions_refer_to_goes_last(kind: Kind) -> None:
     assert not server.cache.pools.kv.fallbacks
 
 
-def test_kv_events_tell_of_what_is_trimmed() -> None:
+def test_kv_events_report_trimmed_pages() -> None:
     shape = Shape("mha", 16, params={"enable_kv_cache_events": True})
     server = Server(cost_cache(shape), shape)
     server.serve(range(320))
-    _, *events = server.cache.take_events()  # the first tells of an empty cache
+    _, *events = server.cache.take_events()  # the first reports an empty cache
     stored = [block for event in events for block in event.block_hashes]
     assert len(stored) == 20
     server.cache.evict(EvictParams(num_tokens=30))
@@ -90,7 +90,7 @@ def test_eagle_keys(page_size: int) -> None:
     server.drain()
 
 
-def test_adapters_and_salts_have_prefixes_of_their_own() -> None:
+def test_adapters_and_salts_separate_prefixes() -> None:
     shape = Shape("mha")
     server = Server(cost_cache(shape), shape)
     spaces: tuple[dict[str, Any], ...] = (

@@ -60,7 +60,7 @@ def test_random_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run(name, 150, seed, POLICIES[seed % len(POLICIES)])
 
 
-def test_both_parts_of_a_split_window_can_go() -> None:
+def test_both_parts_of_a_split_window_are_evictable() -> None:
     shape = Shape("swa", tokens=4096, window_tokens=4096)
     server = Server(cost_cache(shape), shape)
     server.serve(range(64))

@@ -19,7 +19,7 @@ def test_a_repeated_prompt_hits(kind: Kind, page_size: int) -> None:
     server = Server(stock_cache(shape), shape)
     assert server.serve(range(300), output=[7, 8, 9]) == 0
     server.check()
-    # Without an extra buffer SGLang keeps states at sequence ends only, of which this prompt has none.
+    # Without an extra buffer SGLang keeps states at sequence ends only, and this prompt contains no such end.
     expected = {1: 299, 64: 256}[page_size]
     if kind in ("mamba", "mla_mamba") and page_size == 1:
         expected = 0

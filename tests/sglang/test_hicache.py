@@ -33,7 +33,7 @@ def make(
 @pytest.mark.parametrize("page_size", [1, 64])
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("kind", HOST_KINDS)
-def test_what_went_to_the_host_comes_back(kind: Kind, write: str, page_size: int) -> None:
+def test_kv_demoted_to_the_host_is_loaded_back(kind: Kind, write: str, page_size: int) -> None:
     server = make(kind, page_size, write)
     prompt = list(range(320))
     for _ in range(2):  # the selective policy writes at the second use
@@ -66,7 +66,7 @@ def test_pressure_on_both_tiers(kind: Kind, write: str, policy: str) -> None:
         assert pools["host"].counters.evictions
 
 
-def test_uses_and_times_go_with_the_kv() -> None:
+def test_uses_and_times_move_with_the_kv() -> None:
     server = make()
     for _ in range(3):
         server.serve(range(300), output=[1])
@@ -82,7 +82,7 @@ def test_uses_and_times_go_with_the_kv() -> None:
     assert node.kv.uses == 4
 
 
-def test_host_leaves_go_by_the_order() -> None:
+def test_host_leaves_are_evicted_by_the_order() -> None:
     server = make(policy="lfu")
     for start, times in ((0, 3), (10_000, 1), (20_000, 2)):
         for _ in range(times):
@@ -114,7 +114,7 @@ def test_the_host_frees_the_shortfall_and_no_more() -> None:
     assert server.cache.evict_host(4096) == 4096
     assert server.match(range(12_288)).host_hit_length == 12_288 - 4096
     check_records(server.cache)
-    # A pool's own reclaim is told all that is wanted, though part of it is free.
+    # A pool's own reclaim is asked for the whole demand, though part of it is free.
     group = server.cache.host_pool_group
     before, free = server.match(range(12_288)).host_hit_length, group.available_size()
     taken = group.alloc(free + 1000, reclaim=server.cache.evict_host)

@@ -17,7 +17,7 @@ HOST_KINDS: tuple[Kind, ...] = ("mha", "mla", "mamba", "mla_mamba")
 @pytest.mark.parametrize("page_size", [1, 64])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", HOST_KINDS)
-def test_what_went_to_the_host_comes_back(
+def test_kv_demoted_to_the_host_is_loaded_back(
     kind: Kind, policy: str, page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hicache.patch(monkeypatch)

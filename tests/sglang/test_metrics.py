@@ -1,4 +1,4 @@
-"""What Prometheus sees of our evictions."""
+"""Prometheus metrics of our evictions."""
 
 from __future__ import annotations
 

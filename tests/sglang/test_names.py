@@ -1,4 +1,4 @@
-"""What a policy knows a prefix by when it comes back: the same name, whatever the tree looked like."""
+"""Names by which a policy recognises a prefix cached again: the same, whatever the tree looked like."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def insert(cache: CostCache, tokens: list[int], eagle: bool = False, salt: str |
 
 
 def names(cache: CostCache) -> dict[tuple[str | None, int], int]:
-    """The name of each page of a cache that holds one prompt per salt, by salt and depth."""
+    """The name of each page of a cache with one prompt per salt, by salt and depth."""
     found: dict[tuple[str | None, int], int] = {}
     records: list[Any] = cache.pools.kv.records()
     for record in records:
@@ -70,7 +70,7 @@ def test_names_do_not_depend_on_where_nodes_begin(page_size: int, eagle: bool) -
     assert names(parts) == expected
 
 
-def test_names_tell_namespaces_apart() -> None:
+def test_names_differ_between_namespaces() -> None:
     cache = cost_cache(Shape("mha"))
     insert(cache, [1, 2, 3])
     insert(cache, [1, 2, 3], salt="mine")

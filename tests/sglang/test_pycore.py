@@ -80,7 +80,7 @@ def test_a_giant_leaf_loses_one_page_for_one_token() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mha", "mla"])
-def test_the_shortfall_goes_and_no_more(kind: Kind) -> None:
+def test_exactly_the_shortfall_is_evicted(kind: Kind) -> None:
     server = make(kind, tokens=1000)
     for start in range(0, 7000, 1000):
         server.serve(range(start, start + 100))
@@ -90,7 +90,7 @@ def test_the_shortfall_goes_and_no_more(kind: Kind) -> None:
     assert server.allocator.available_size() == 400
 
 
-def test_evict_frees_what_it_says() -> None:
+def test_evict_frees_what_it_reports() -> None:
     server = make(tokens=1000)
     server.serve(range(500))
     result = server.cache.evict(EvictParams(num_tokens=33))
@@ -144,7 +144,7 @@ def test_a_use_is_counted_once_per_request_and_node() -> None:
     assert last.uses == 2
 
 
-def test_a_refresh_moves_recency_alone() -> None:
+def test_a_refresh_changes_only_recency() -> None:
     server = make()
     server.serve(range(300))
     server.serve(range(1000, 1300))
@@ -157,7 +157,7 @@ def test_a_refresh_moves_recency_alone() -> None:
     assert server.serve(range(300)) == 299
 
 
-def test_the_unused_tail_of_a_split_stays_old() -> None:
+def test_the_unused_tail_of_a_split_keeps_its_age() -> None:
     server = make()
     server.serve(range(300))
     server.serve(range(1000, 1300))
@@ -217,7 +217,7 @@ def test_namespaces_do_not_mix() -> None:
     server.drain()
 
 
-def test_walks_that_stay_stocks_use_our_order() -> None:
+def test_stock_walks_use_our_order() -> None:
     server = make(policy="mru", trim="off")
     for start in range(0, 5000, 1000):
         server.serve(range(start, start + 100))

@@ -1,4 +1,4 @@
-"""How SGLang finds and builds our cache: names, hooks, the backend, refusals, the log."""
+"""Registration in SGLang, which finds and builds our cache: names, hooks, the backend, refusals, the log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plugins() -> None:
 def context(
     shape: Shape, folder: Path, policy: str = "costcache", config: Any = None, **arguments: Any
 ) -> TreeCacheBuildContext:
-    """What SGLang's scheduler hands to the registry, over real pools and a real model config."""
+    """The context that SGLang's scheduler hands to the registry, over real pools and a real model config."""
     data = CONFIGS[shape.kind] | CONFIG | {"model_type": TYPES[shape.kind]}
     (folder / "config.json").write_text(json.dumps(data))
     args = publish_args(shape, radix_eviction_policy=policy, radix_eviction_policy_config=config, **arguments)
@@ -123,13 +123,13 @@ def test_a_pool_that_differs_from_the_cost_model_is_warned_of(
     assert "holds 64.0 bytes per token and the cost model of plugin 'mha' says 128" in warning
 
 
-def test_costcache_is_what_the_plugin_prefers(tmp_path: Path) -> None:
+def test_costcache_is_the_policy_that_the_plugin_prefers(tmp_path: Path) -> None:
     cache = registry.create_tree_cache(context(Shape("mla"), tmp_path))
     assert cache.binding.settings.policy == "costcache"
     assert cache.pools.kv.policy == "hazard"
 
 
-def test_other_policies_stay_stocks(tmp_path: Path) -> None:
+def test_other_policies_use_the_stock_cache(tmp_path: Path) -> None:
     cache = registry.create_tree_cache(context(Shape("mha"), tmp_path, "slru"))
     assert type(cache) is UnifiedRadixCache
 
@@ -203,7 +203,7 @@ def test_a_wrong_config_fails_at_start(policy: str, config: Any, words: list[str
         ),
     ],
 )
-def test_what_bypasses_the_builder_is_refused(
+def test_options_that_bypass_the_builder_are_refused(
     route: str, arguments: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     if route == "backend":

@@ -44,7 +44,7 @@ def leaves(core: CostRustCore) -> set[int]:
 
 
 def check_records(cache: Any) -> None:
-    """What the order may name is what the core could evict; each record says where its node ends."""
+    """The order can name exactly what the core could evict; each record has the right end."""
     core, kv = cache.tree_core, cache.pools.kv
     actual = leaves(core)
     assert actual == {record.node for record in kv.records() if record.is_evictable}
@@ -148,7 +148,7 @@ def small(**settings: Any) -> tuple[Server, CostRustCore]:
     return server, server.cache.tree_core
 
 
-def test_a_giant_leaf_goes_chunk_by_chunk() -> None:
+def test_a_giant_leaf_is_evicted_chunk_by_chunk() -> None:
     shape = Shape("mla", 64, tokens=40_000, context=40_000, core="rust")
     server = Server(cost_cache(shape, trim="auto"), shape)
     server.serve(range(30_016))
@@ -159,13 +159,13 @@ def test_a_giant_leaf_goes_chunk_by_chunk() -> None:
     server.drain()
 
 
-def test_what_others_lock_is_refused_and_the_core_lives() -> None:
-    """A wrong guess would make the core panic; so it is asked."""
+def test_locked_victims_are_refused_without_a_panic() -> None:
+    """A wrong guess would make the core panic, so the core is asked first."""
     server, core = small()
     server.serve(range(100))
     server.serve(range(1000, 1100))
     record = min(core.kv.records(), key=lambda r: r.recency)
-    lock = core._binding.inc_lock_ref(record.node, [])  # behind our back
+    lock = core._binding.inc_lock_ref(record.node, [])  # without an event
     assert core.claim(record, 1) is Refused.NOT_NOW
     assert core.refused == 1
     assert server.cache.evict(EvictParams(num_tokens=1000)).num_tokens_evicted == 100
@@ -182,7 +182,7 @@ def test_what_others_lock_is_refused_and_the_core_lives() -> None:
     server.drain()
 
 
-def test_bad_victims_are_told_apart() -> None:
+def test_bad_victims_are_refused_with_their_reason() -> None:
     server, core = small()
     server.serve(range(100))
     (record,) = core.kv.records()
@@ -193,7 +193,7 @@ def test_bad_victims_are_told_apart() -> None:
     assert core.claim(record, 1) is Refused.NOT_A_LEAF
 
 
-def test_a_record_of_a_node_that_is_gone_is_dropped() -> None:
+def test_a_record_without_a_node_is_dropped() -> None:
     server, core = small()
     server.serve(range(100))
     (record,) = core.kv.records()
@@ -202,7 +202,7 @@ def test_a_record_of_a_node_that_is_gone_is_dropped() -> None:
     record.node = 10**6
     assert core.claim(record, 1) is Refused.NOT_NOW
     assert not core.kv.live
-    # Now nobody knows the leaf: the core walks by its own order.
+    # Now the leaf has no record: the core walks by its own order.
     assert server.cache.evict(EvictParams(num_tokens=1)).num_tokens_evicted == 100
     assert core.own_walks == 1
     server.check()
@@ -252,7 +252,7 @@ def test_reset_forgets_all() -> None:
     server.drain()
 
 
-def test_the_whole_of_a_request_counts_once() -> None:
+def test_a_request_counts_once() -> None:
     """Chunked prefill, the prompt's second insert, output and re-matches are one use of each node."""
     server, core = small(policy="lfu")
     req = server.request(range(100))

@@ -1,4 +1,4 @@
-"""Policies that know states: one order for KV and states, on real SGLang classes."""
+"""Policies that rank states: one order for KV and states, on real SGLang classes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MIXES: dict[str, Shape] = {
 
 
 def states(server: Server) -> list[int]:
-    """Ends of the prefixes whose states the device holds."""
+    """Ends of the prefixes whose states are on the device."""
     return sorted(r.end for r in server.cache.pools.kv.records() if r.state is not None)
 
 
@@ -67,12 +67,12 @@ def make(policy: str) -> Server:
     return Server(cost_cache(shape, policy=policy), shape)
 
 
-def test_a_state_goes_alone() -> None:
-    """The state that nobody went on from for longest goes, and its KV still serves the one behind it."""
+def test_a_state_is_evicted_alone() -> None:
+    """The state least recently resumed from is evicted, and its KV still serves the next one."""
     server = make("consumed-lru")
     prompt = list(range(1000))
     server.serve(prompt[:330])
-    server.serve(prompt[:650])  # goes on from 320, and leaves its own at 640
+    server.serve(prompt[:650])  # resumes from 320, and leaves its own at 640
     server.serve(range(5000, 5650))
     assert server.serve(prompt[:650]) == 640
     assert states(server) == [320, 640, 640]
@@ -88,7 +88,7 @@ def test_a_state_goes_alone() -> None:
 
 
 def test_only_going_on_from_a_state_is_a_use() -> None:
-    """Those in front of it on the path are neither used nor refreshed, and a waiting request counts once."""
+    """Earlier states on its path are neither used nor refreshed, and a waiting request counts once."""
     server = make("consumed-lru")
     prompt = list(range(1000))
     server.serve(prompt[:330])
@@ -115,7 +115,7 @@ def test_states_per_path_are_capped(policy: str) -> None:
     server = make(policy)
     server.cache.components[MAMBA].mamba_max_states_per_path = 2
     for turn in range(6):
-        # The state in front of the newest is in use while that is made.
+        # The state before the newest is in use while that is made.
         assert server.serve(range(100 + 128 * turn)) == (128 * turn - 64 if turn else 0)
         check_records(server.cache)
     assert states(server) == [576, 704]
@@ -125,8 +125,8 @@ def test_states_per_path_are_capped(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_dead_kv_goes_first(policy: str) -> None:
-    """KV behind the last state of its path goes before live KV, and no live leaf is lost for it."""
+def test_dead_kv_is_evicted_first(policy: str) -> None:
+    """KV after the last state of its path is evicted before live KV, and no live leaf is evicted for it."""
     server = make(policy)
     live = list(range(10_000, 10_650))
     server.serve(live)
@@ -187,8 +187,8 @@ def test_the_same_prompts_again(kind: Kind, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", HYBRIDS)
-def test_states_that_running_requests_hold(kind: Kind, policy: str) -> None:
-    """30 state slots, and 6 running requests hold 3 each: 12 are left for the cache, and none is lost."""
+def test_states_reserved_by_running_requests(kind: Kind, policy: str) -> None:
+    """30 state slots, and 6 running requests reserve 3 each: 12 are left for the cache, and none leaks."""
     shape = Shape(kind, 64, tokens=16_384, states=30, requests=6)
     server = Server(cost_cache(shape, policy=policy), shape)
     rng = random.Random(0)

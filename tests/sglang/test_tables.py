@@ -87,7 +87,7 @@ def test_a_malformed_file_stops_the_server_at_its_start(file: Path) -> None:
         cost_cache(Shape("mha"), policy="hazard", policy_settings={"tables": str(file)})
 
 
-def test_without_tables_nothing_is_known_before(file: Path) -> None:
+def test_loaded_tables_count_as_seen_tokens(file: Path) -> None:
     servers = [
         Server(cost_cache(shape := Shape("mha", 1, tokens=1200), policy="hazard", policy_settings=own), shape)
         for own in ({}, {"tables": str(file)})

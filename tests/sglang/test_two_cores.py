@@ -24,7 +24,7 @@ Span = tuple[int, tuple[int, ...]]
 
 
 class Watched(Server):
-    """A server that notes what goes: where in its prefix each victim starts, and its tokens."""
+    """A server that notes its victims: where in its prefix each one starts, and its tokens."""
 
     def __init__(self, shape: Shape, **settings: Any) -> None:
         super().__init__(cost_cache(shape, **settings), shape)
@@ -111,7 +111,7 @@ def test_the_same_victims(policy: str, page_size: int) -> None:
 
 
 def joined(spans: list[Span]) -> list[Span]:
-    """Pieces of one prefix that went one after the other, as one."""
+    """Pieces of one prefix that were evicted one after the other, as one."""
     whole: list[Span] = []
     for start, tokens in spans:
         if whole and whole[-1][0] == start + len(tokens):

@@ -34,7 +34,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class UnifiedServer(Server):
-    """A free byte is free for KV and for states; slots have names, and the memory behind them moves."""
+    """A free byte is free for KV and for states; slots are virtual, and the memory that they map to moves."""
 
     def check(self) -> None:
         if not self.running:
@@ -66,7 +66,7 @@ class UnifiedFuzz(Fuzz):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("page_size", [1, 64])
 def test_random_operations(page_size: int, policy: str) -> None:
-    """Records are what SGLang's tree has, every cached slot holds its token, and no byte is lost."""
+    """Records are what SGLang's tree has, every cached slot holds its token, and no byte leaks."""
     shape = Shape("mamba", page_size, tokens=2048, states=20, unified=True)
     server = UnifiedServer(cost_cache(shape, policy=policy), shape)
     fuzz = UnifiedFuzz(server, page_size)

@@ -1,4 +1,4 @@
-"""What waiting requests will need outlasts what nobody waits for, on both tree cores."""
+"""Prefixes of waiting requests outlast others, on both tree cores."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def server_of(core: Any, **settings: Any) -> Server:
 
 @pytest.mark.parametrize("scheduling", ["fcfs", "lpm"])
 @pytest.mark.parametrize("core", CORES)
-def test_a_prefix_that_a_request_waits_for_stays(core: Any, scheduling: str) -> None:
+def test_a_waiting_requests_prefix_is_kept(core: Any, scheduling: str) -> None:
     assert wait_through(server_of(core), told=False) == 0
     assert wait_through(server_of(core), told=True, scheduling=scheduling) == 299
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_it_goes_when_nothing_else_is_left(core: Any) -> None:
+def test_it_is_evicted_when_nothing_else_is_left(core: Any) -> None:
     server = server_of(core)
     server.serve(range(300))
     policy = SchedulePolicy("fcfs", server.cache, False, False, False)
@@ -63,7 +63,7 @@ def test_it_goes_when_nothing_else_is_left(core: Any) -> None:
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_it_goes_when_nobody_has_waited_for_a_while(core: Any) -> None:
+def test_it_is_evicted_once_no_request_has_waited_for_a_while(core: Any) -> None:
     server = server_of(core, policy_settings={"refresh": 4})
     server.serve(range(300))
     policy = SchedulePolicy("fcfs", server.cache, False, False, False)

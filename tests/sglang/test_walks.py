@@ -26,7 +26,7 @@ SPACES: tuple[dict[str, Any], ...] = ({}, {"extra_key": "a"}, {"extra_key": "a",
 
 
 class Watched(FastWalks):
-    """Fails where a walk falls back to SGLang's, if told so, and keeps the locks that it hears of."""
+    """Fails where a walk falls back to SGLang's, if set so, and keeps the locks reported to it."""
 
     allow_stock = True
 
@@ -92,7 +92,7 @@ def edges_agree(core: FastWalks) -> None:
 
 
 def picture(core: UnifiedTreeCore) -> list[Any]:
-    """Everything that a tree holds, without node ids and clock readings; nodes by recency."""
+    """The whole content of a tree, without node ids and clock readings; nodes by recency."""
     nodes = [n for n in core._collect_all_nodes() if n is not core.root_node]
     ages = {t: i for i, t in enumerate(sorted(n.last_access_time for n in nodes))}
     order = {t: i for i, t in enumerate(sorted(n.creation_time for n in nodes))}
@@ -251,7 +251,7 @@ def test_the_same_tree_as_stock(policy: str, page_size: int, eagle: bool) -> Non
 
 
 @pytest.mark.parametrize("page_size", [1, 64])
-def test_slots_hold_their_tokens(page_size: int) -> None:
+def test_slots_contain_their_tokens(page_size: int) -> None:
     shape = Shape("mla", page_size, tokens=2048, core=CORE + "-strict")
     server = Server(stock_cache(shape), shape)
     rng = random.Random(3)

@@ -1,4 +1,4 @@
-"""What a policy decides in a few replays, to compare two builds: ``python -m tests.unit.decisions NAME``."""
+"""Decisions of a policy in a few replays, to compare two builds: ``python -m tests.unit.decisions NAME``."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_models_lists_every_preset() -> None:
         assert (f"{row['state_bytes']:,}" if row["state_bytes"] else "-") in line
 
 
-def test_models_that_a_deployment_does_not_fit_are_told_apart() -> None:
+def test_models_that_a_deployment_does_not_fit_are_marked() -> None:
     found = json.loads(answer("models", "--pp", "50", "--json"))
     failed = [row for row in found["models"] if "error" in row]
     assert 0 < len(failed) < len(found["models"])
@@ -146,7 +146,7 @@ def test_models_that_a_deployment_does_not_fit_are_told_apart() -> None:
         assert f"{row['name']}: pp is 50 for {row['layers']} layers; use at most {row['layers']}" in shown
 
 
-def test_plugins_lists_what_is_there() -> None:
+def test_plugins_lists_plugins_and_policies() -> None:
     found = json.loads(answer("plugins", "--json"))
     assert {policy["name"] for policy in found["policies"]} >= set(BUILTIN)
     assert {plugin["name"] for plugin in found["plugins"]} >= {"generic", "mla", "mha", "mamba_seglen"}

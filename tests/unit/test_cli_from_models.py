@@ -117,7 +117,7 @@ def test_the_model_refuses_and_the_error_names_the_option(arguments: tuple[str, 
         ((), "Missing option '--cook'."),
     ],
 )
-def test_what_is_no_value_at_all_is_a_wrong_option(arguments: tuple[str, ...], message: str) -> None:
+def test_text_that_is_not_a_value_is_a_usage_error(arguments: tuple[str, ...], message: str) -> None:
     result = invoke(*(("--cook", "bo") if arguments else ()), *arguments)
     assert result.exit_code == 2
     assert message in result.stderr

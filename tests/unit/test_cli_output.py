@@ -1,4 +1,4 @@
-"""What leaves the program: on terminals of any width, in logs, into closed pipes and full disks."""
+"""Output of the program: on terminals of any width, in logs, into closed pipes and full disks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def environment() -> dict[str, str]:
-    """Without what tells rich of a width or of colours."""
+    """Clear the variables from which rich takes a width or colours."""
     unset = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     return {name: value for name, value in os.environ.items() if name not in unset} | {"TERM": "xterm"}
 
 
 def on_terminal(columns: int, *arguments: str | Path, piped: bool = False) -> tuple[str, str]:
-    """What a terminal shows, and what went to standard output where that is a pipe."""
+    """Return the text that a terminal shows, and standard output where that is a pipe."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
@@ -175,7 +175,7 @@ def test_a_closed_pipe_ends_quietly(line: tuple[str, ...]) -> None:
 
 
 def test_a_reader_that_has_enough_ends_a_long_output(tmp_path: Path) -> None:
-    # More than a pipe holds, so that writing is under way when the reader goes.
+    # More than fits a pipe, so that writing is under way when the reader closes it.
     done = subprocess.run(
         f"{sys.executable} -m costcache workload chat --out - --requests 3000 | head -n 1",
         shell=True,

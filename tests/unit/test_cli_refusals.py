@@ -133,7 +133,7 @@ def test_a_ratio_that_leaves_no_memory_for_kv_is_refused(
     assert message == f"--mamba-full-memory-ratio is {ratio}: {why}"
 
 
-def test_memory_that_holds_no_state_says_what_one_takes() -> None:
+def test_memory_too_small_for_a_state_names_its_size() -> None:
     message = refusal("simulate", *HYBRID, "good.jsonl", "--capacity", "5%")
     assert "a page of 16 tokens takes 393,216 and a state 77,266,944; give more, or divide it" in message
 
@@ -149,7 +149,7 @@ def test_times_of_a_server_stay_finite(options: tuple[str, ...], message: str) -
     assert refusal(*SIMULATE, "good.jsonl", "--serving", *options).startswith(message)
 
 
-def test_an_assignment_says_what_form_it_has() -> None:
+def test_a_bad_assignment_names_the_expected_form() -> None:
     assert refusal(*SIMULATE, "good.jsonl", "--set", "x") == "--set 'x' is not WHERE.FIELD=VALUE"
     assert refusal(*PLAN, "good.jsonl", "--set", "x") == "--set 'x' is not architecture.FIELD=VALUE"
 
@@ -157,21 +157,21 @@ def test_an_assignment_says_what_form_it_has() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ((*SIMULATE, "good.jsonl", "--report", "./good.jsonl"), "--report good.jsonl is what is read"),
-        ((*SIMULATE, "good.jsonl", "--plot", "linked.png"), "--plot linked.png is what is read"),
+        ((*SIMULATE, "good.jsonl", "--report", "./good.jsonl"), "--report good.jsonl is an input"),
+        ((*SIMULATE, "good.jsonl", "--plot", "linked.png"), "--plot linked.png is an input"),
         (
             (*SIMULATE, "good.jsonl", "--report", "a.svg", "--plot", "a.svg"),
-            "--plot a.svg is what --report writes",
+            "--plot a.svg is also written by --report",
         ),
-        ((*EXPLAIN, "good.jsonl", "--save-tables", "good.jsonl"), "--save-tables good.jsonl is what is read"),
+        ((*EXPLAIN, "good.jsonl", "--save-tables", "good.jsonl"), "--save-tables good.jsonl is an input"),
         (
             (*EXPLAIN, "good.jsonl", "--plot", "a.svg", "--save-tables", "a.svg"),
-            "--save-tables a.svg is what --plot writes",
+            "--save-tables a.svg is also written by --plot",
         ),
-        (("trace", "convert", "good.jsonl", "--out", "good.jsonl"), "--out good.jsonl is what is read"),
+        (("trace", "convert", "good.jsonl", "--out", "good.jsonl"), "--out good.jsonl is an input"),
     ],
 )
-def test_a_result_never_takes_the_place_of_the_trace(line: tuple[str, ...], message: str) -> None:
+def test_a_result_never_overwrites_the_trace(line: tuple[str, ...], message: str) -> None:
     Path("linked.png").symlink_to("good.jsonl")
     assert refusal(*line) == f"{message}: give another name"
 
@@ -179,7 +179,7 @@ def test_a_result_never_takes_the_place_of_the_trace(line: tuple[str, ...], mess
 def test_the_arrivals_that_are_read_are_not_written_over(folder: Path) -> None:
     (folder / "times.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
     line = ("trace", "convert", "good.jsonl", "--retime", "times.csv", "--out", "times.csv")
-    assert refusal(*line) == "--out times.csv is what is read: give another name"
+    assert refusal(*line) == "--out times.csv is an input: give another name"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_arrivals_that_are_read_are_not_written_over(folder: Path) -> None:
         (("--set", f"system.count={HUGE}"), f"setting 'chat.system.count' is {HUGE}: input should be"),
     ],
 )
-def test_a_workload_that_no_memory_holds_is_refused(options: tuple[str, ...], message: str) -> None:
+def test_a_workload_larger_than_memory_is_refused(options: tuple[str, ...], message: str) -> None:
     assert refusal("workload", "chat", "--out", "new.jsonl", *options).startswith(message)
 
 
@@ -233,6 +233,6 @@ def test_a_place_that_cannot_be_written_is_named(command: tuple[str, ...]) -> No
     ],
     ids=" ".join,
 )
-def test_what_is_said_of_a_replay_is_not_passed_over_where_there_is_none(said: tuple[str, str]) -> None:
+def test_replay_options_without_a_replay_are_refused(said: tuple[str, str]) -> None:
     plan = PLAN[: PLAN.index("--trace")]
     assert refusal(*plan, *said) == f"{said[0]} applies to a replay: give --trace FILE, or leave it out"

@@ -75,7 +75,7 @@ def test_partial_blocks_can_be_counted_as_whole_ones(chat: Path) -> None:
     assert (plain["trace"]["rounded_up"], rounded["trace"]["rounded_up"]) == (False, True)
     assert plain["trace"]["input_tokens"] == int(trace.input_tokens.sum())
     assert rounded["trace"]["input_tokens"] == 16 * len(trace.ids)
-    # The ends of generated prompts are nobody else's: each is one more page.
+    # The ends of generated prompts are not shared: each is one more page.
     partial = int((trace.input_tokens % 16 > 0).sum())
     assert rounded["trace"]["distinct_pages"] == plain["trace"]["distinct_pages"] + partial
     assert rounded["runs"][0]["hit_tokens"] == plain["runs"][0]["hit_tokens"]
@@ -128,7 +128,7 @@ def test_details_are_a_second_table(chat: Path) -> None:
     assert f"{run['kv_bytes_avoided'] / 2**30:,.1f} GiB" in detailed
 
 
-def test_sizes_in_bytes_are_what_the_deployment_makes_of_them(chat: Path) -> None:
+def test_sizes_in_bytes_depend_on_the_deployment(chat: Path) -> None:
     def tokens(*options: str) -> int:
         found = json.loads(answer("simulate", chat, "--capacity", "1GB", "--json", *options))
         size: int = found["runs"][0]["capacity_tokens"]
@@ -204,7 +204,7 @@ def test_a_trace_comes_from_standard_input(chat: Path) -> None:
     assert piped == named
 
 
-def test_the_table_says_what_costcache_means_and_which_requests_are_too_long(chat: Path) -> None:
+def test_the_table_resolves_costcache_and_names_oversized_requests(chat: Path) -> None:
     shown = answer("simulate", chat, *MODEL, "--capacity", "64pages")
     assert "costcache means hazard for deepseek-v3" in shown
     longer = (load_trace(chat).input_tokens >= 1040).sum()
@@ -256,7 +256,7 @@ def odd(monkeypatch: pytest.MonkeyPatch) -> PluginManager:
 
 
 @pytest.mark.usefixtures("odd")
-def test_the_table_tells_of_policies_and_plugins_that_failed(chat: Path) -> None:
+def test_the_table_names_policies_and_plugins_that_failed(chat: Path) -> None:
     shown = answer("simulate", chat, *MODEL, "--policy", "failing,lru", "--capacity", "10%")
     assert "policy 'failing' failed at 10% and was replaced by lru" in shown
     assert re.search(

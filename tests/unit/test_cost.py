@@ -183,7 +183,7 @@ def test_layer_formulas() -> None:
         latent_kv_bytes(sparse, Deployment(kv_dtype="fp8_e4m3"))
 
 
-def test_sliding_layers_have_a_pool_of_their_own() -> None:
+def test_sliding_layers_have_a_separate_pool() -> None:
     spec = ModelSpec.from_config(
         {
             "model_type": "gpt_oss",

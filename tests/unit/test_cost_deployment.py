@@ -40,7 +40,7 @@ def test_element_sizes(dtype: str, size: int) -> None:
         ({"tp": 8, "dp_attention": 3}, "dp_attention is 3, which does not divide tp 8; use a divisor of tp"),
         ({"dp_attention": -1}, "dp_attention is -1"),
         ({"dp_attention": "some"}, "dp_attention is 'some'"),
-        ({"tpp": 8}, "tpp is no field of a deployment; use tp, dp_attention, pp"),
+        ({"tpp": 8}, "tpp is not a field of a deployment; use tp, dp_attention, pp"),
         ({"tp": 0, "pp": 0}, "tp is 0; input should be greater than 0; pp is 0"),
     ],
 )

@@ -30,7 +30,7 @@ from tests.property.kit import (
 
 
 class Hostile:
-    """Cannot be compared, printed, counted or told true from false."""
+    """Cannot be compared, printed, counted or tested for truth."""
 
     def _no(self, *others: Any) -> Any:
         raise RuntimeError("hostile")
@@ -85,7 +85,7 @@ NAMES = [f"{index} {type(value).__name__}" for index, value in enumerate(NONSENS
 
 
 def hooks(hook: str, value: Any) -> PluginManager:
-    """A plugin of which one hook answers ``value``."""
+    """A plugin with one hook, which answers ``value``."""
     broken = isinstance(value, Raises)
     return claiming(**{hook: raises if broken else lambda: value})
 
@@ -181,7 +181,7 @@ def test_a_goal_is_whole_pages_whatever_the_plugin_answers(answer: Any, goal: in
         assert cache.counters.clamped == 0
 
 
-def test_a_plugin_is_asked_for_whole_pages_and_the_tail_of_a_pool_is_no_page() -> None:
+def test_a_plugin_is_asked_for_whole_pages_and_the_partial_page_of_a_pool_does_not_count() -> None:
     asked: list[int] = []
 
     def count(requested: int) -> int:
@@ -219,7 +219,7 @@ def test_a_watermark_is_left_free_only_when_something_is_evicted() -> None:
     assert (cache.free, cache.counters.evictions) == (0, 1)
 
 
-def test_headroom_is_not_headroom_of_what_cannot_be_freed() -> None:
+def test_missing_headroom_alone_is_not_a_short_eviction() -> None:
     cache = RadixCache(MODEL, 100, plugins=manager(), headroom=0.5)
     cache.lock(cache.insert(range(90)).node)
     cache.insert(range(200, 210))
@@ -262,14 +262,14 @@ def test_how_a_leaf_is_cut(trim: str, freed: int) -> None:
 
 
 @pytest.mark.parametrize("trim", ["exact", "chunk", "off"])
-def test_a_leaf_that_just_fits_goes_whole(trim: str) -> None:
+def test_a_leaf_that_just_fits_is_evicted_whole(trim: str) -> None:
     cache = RadixCache(MODEL, 100, 4, plugins=manager(), trim=trim, trim_chunk=8)
     insert_all(cache, ([1] * 12, [2] * 12))
     assert seen(cache.evict(12)) == [(0, 12, False)]
     assert seen(cache.evict(9 if trim != "exact" else 12))[0][1] == 12
 
 
-def test_a_trimmed_leaf_keeps_its_place() -> None:
+def test_a_trimmed_leaf_keeps_its_rank() -> None:
     cache = RadixCache(MODEL, 100, plugins=manager(), policy="lru")
     insert_all(cache, ([1] * 10, [2] * 10))
     sizes = [cache.evict(3).victims for _ in range(4)]
@@ -281,7 +281,7 @@ def test_a_trimmed_leaf_keeps_its_place() -> None:
     ]
 
 
-def test_an_eviction_says_what_it_did_and_why() -> None:
+def test_an_eviction_explains_itself() -> None:
     cache = RadixCache(MODEL, 100, plugins=manager(), headroom=0.1, policy="lru")
     insert_all(cache, ([n] * 8 for n in range(10)))
     cache.match_prefix([3] * 8)
@@ -315,7 +315,7 @@ def test_counters_add_up() -> None:
     assert counters.clamped == counters.deferred == 0
 
 
-def test_an_eviction_of_nothing_asks_nobody() -> None:
+def test_an_eviction_of_nothing_calls_no_plugin() -> None:
     asked: list[int] = []
 
     def count(requested: int) -> int:
@@ -342,7 +342,7 @@ def test_a_negative_count_is_refused(value: int) -> None:
 
 
 @pytest.mark.parametrize("value", [2.5, 2.0, "3", None, [1], math.nan])
-def test_a_count_that_is_no_whole_number_is_refused(value: Any) -> None:
+def test_a_fractional_count_is_refused(value: Any) -> None:
     cache = RadixCache(MODEL, 20, plugins=manager())
     cache.insert(range(10))
     calls: list[Callable[[Any], Any]] = [cache.evict, cache.allocate]

@@ -91,7 +91,7 @@ def test_the_sums_of_all_classes_are_the_replays(
     assert total(found, "hit_tokens") == total(found, "used") == plain.matched.sum()
     assert total(found, "evicted_tokens") == total(found, "evicted") == plain.evicted
     assert total(found, "held") <= pages * PAGE
-    # Each page was made by the miss of a request; it went, or is there.
+    # Each page was made by the miss of a request; it was evicted, or is cached.
     missed = int(sim.trace.input_tokens.sum() - plain.matched.sum())
     assert total(found, "evicted") + total(found, "held") == missed
     # What a request misses and one before it asked for has been evicted.
@@ -128,14 +128,14 @@ def test_the_sums_of_all_classes_of_states_are_the_replays(
     bytes_gone = total(found, "evicted_tokens") * token.kv_bytes + total(found, "evicted") * token.state_bytes
     if share is None:
         assert bytes_gone // token.kv_bytes == plain.evicted
-    else:  # a leaf that goes for its state counts one state there, and its KV with it here
+    else:  # a leaf evicted for its state counts one state there, and its KV with it here
         assert bytes_gone // token.kv_bytes >= plain.evicted
     assert all(account.returned <= account.evicted for account in found.classes)
     assert not found.compared
 
 
 class Scripted(FIFO):
-    """Leaves are one class each by the parity of their pages; against LRU it stands as it is told."""
+    """Two classes of leaves, by the parity of their pages; its comparison with LRU is scripted."""
 
     unit: Literal["tokens", "states"] = "tokens"
     ages = (1.0, 2.0)
@@ -181,7 +181,7 @@ def offering(make: Callable[[], VictimOrder]) -> PluginManager:
     return manager
 
 
-def test_any_policy_that_tells_classes_apart_is_explained() -> None:
+def test_any_policy_with_classes_is_explained() -> None:
     story = [(9, 0, False), (9, 4, False), (9, 9, True), (9, 9, True), (9, 9, False), (9, 9, True)]
     sim = simulator(trace_of([[n] for n in (0, 1, 0, 2, 3, 1)]), plugins=offering(lambda: Scripted(story)))
     found = explain(sim, Settings(policy="scripted"), 2 * PAGE)
@@ -288,7 +288,7 @@ def test_other_policies_are_refused_with_those_that_can_be_explained(chat: Path,
     )
 
 
-def test_a_policy_that_declares_classes_and_tells_none_apart_is_refused() -> None:
+def test_a_policy_that_declares_classes_and_has_none_is_refused() -> None:
     sim = simulator(trace_of([[0], [1]]), plugins=offering(FIFO))
     with pytest.raises(SettingsError, match="'scripted' does not tell classes apart"):
         explain(sim, Settings(policy="scripted"), 2 * PAGE)

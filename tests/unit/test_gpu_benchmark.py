@@ -1,4 +1,4 @@
-"""What the benchmark on a GPU takes as policies, and how its report names and repeats them."""
+"""Policies of the benchmark on a GPU: the forms it reads, and their names and commands in its report."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def stream(cache: RadixCache, seed: int = 0, steps: int = 60) -> list[tuple[int,
 
 
 class Named(VictimOrder):
-    """Answers what the test tells it to."""
+    """Gives the answers that the test sets."""
 
     def __init__(self, answer: Callable[[str], Any]) -> None:
         self.answer = answer
@@ -160,7 +160,7 @@ def test_an_order_that_raises_is_dropped_with_its_traceback(caplog: pytest.LogCa
     assert len([r for r in caplog.records if r.levelno == logging.ERROR]) == 1
 
 
-def test_an_order_that_names_a_node_that_has_gone_is_dropped() -> None:
+def test_an_order_that_names_an_evicted_node_is_dropped() -> None:
     gone: list[Victim] = []
 
     class Again(LRU):
@@ -179,7 +179,7 @@ def test_an_order_that_names_a_node_that_has_gone_is_dropped() -> None:
 
 
 def test_an_order_that_names_the_same_locked_node_forever_is_dropped() -> None:
-    """Naming a locked node is no crime (its unlock may be on the way); naming it twice is."""
+    """An order may name a locked node once (its unlock may be pending), but not twice."""
     caches: list[RadixCache] = []
     asked: list[str] = []
 
@@ -320,7 +320,7 @@ def test_a_key_that_cannot_be_ordered_ends_in_lru(key: str) -> None:
     assert cache.stats().fallbacks == 1
 
 
-def test_a_reset_brings_the_policy_back() -> None:
+def test_a_reset_restores_the_policy() -> None:
     cache = grown(lambda: Named(raises))
     cache.evict(1)
     assert cache.policy == "lru"

@@ -1,4 +1,4 @@
-"""What the loops over requests share."""
+"""Helpers of the loops over requests."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from costcache.sim.loop import PER_REPORT, no_collector, numbered
 
 
 @pytest.mark.parametrize("count", [0, 1, PER_REPORT - 1, PER_REPORT, PER_REPORT + 1, 3 * PER_REPORT])
-def test_every_request_is_numbered_and_told_of_once_it_is_done(count: int) -> None:
+def test_every_request_is_numbered_and_reported_when_done(count: int) -> None:
     requests = [str(i) for i in range(count)]
     told: list[int] = []
     done = 0
 
     def progress(more: int) -> None:
         told.append(more)
-        assert sum(told) == done  # neither ahead of the loop nor behind it
+        assert sum(told) == done  # neither before its turn in the loop nor after
 
     for number, request in numbered(iter(requests), count, progress):
         assert (number, request) == (done, requests[done])

@@ -25,7 +25,7 @@ def shadow(capacity: int, alpha: float = 0.0) -> ShadowStates:
     return ShadowStates(capacity, KV, STATE, flops, alpha)
 
 
-def test_a_shadow_finds_the_deepest_state_and_leaves_one_where_prompts_part() -> None:
+def test_a_shadow_hits_the_deepest_state_and_adds_one_where_prompts_diverge() -> None:
     one = shadow(10_000)
     one.serve(path((1, 500)))
     one.serve(path((1, 500), (2, 800)))
@@ -37,7 +37,7 @@ def test_a_shadow_finds_the_deepest_state_and_leaves_one_where_prompts_part() ->
     assert one.found == 800, "kept now, by the second that came by"
 
 
-def test_a_shadow_holds_no_more_than_its_memory() -> None:
+def test_a_shadow_never_exceeds_its_memory() -> None:
     one = shadow(1000)
     for number in range(50):
         one.serve(path((number, 300)))
@@ -45,7 +45,7 @@ def test_a_shadow_holds_no_more_than_its_memory() -> None:
     assert one._used == sum(held for _, _, held in one._live.values())
 
 
-def test_without_weight_it_is_lru_and_with_weight_long_prompts_stay() -> None:
+def test_without_weight_it_is_lru_and_with_weight_long_prompts_are_kept() -> None:
     long, short = path((1, 700)), [path((number, 10)) for number in range(2, 30)]
     for alpha, found in ((0.0, 0), (4.0, 700)):
         one = shadow(1500, alpha)

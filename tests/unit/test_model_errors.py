@@ -128,7 +128,7 @@ def test_unknown_names_get_close_matches() -> None:
         ModelSpec.resolve("missing/config.json")
 
 
-# Values that a damaged or hand-written config may hold.
+# Values that a damaged or hand-written config may have.
 VALUES = st.one_of(
     st.none(),
     st.booleans(),

@@ -108,7 +108,7 @@ class Deepest(KeyedOrder):
 
 
 class Same(KeyedOrder):
-    """A key that says nothing: the oldest serial goes."""
+    """A constant key: the oldest serial is evicted."""
 
     def key(self, record: NodeRecord) -> int:
         return 0
@@ -141,7 +141,7 @@ def test_a_policy_of_one_function_is_followed_exactly(make: type[KeyedOrder], se
 
 
 def test_a_key_that_returns_to_an_old_value_is_no_error() -> None:
-    """The heap then holds one record twice with one key."""
+    """The heap then has one record twice with one key."""
     cache = cache_with(Parity)
     insert_all(cache, ([n] for n in range(4)))
     for _ in range(7):
@@ -220,7 +220,7 @@ def test_a_victim_costs_a_logarithm_of_the_leaves(name: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["lru", "fifo"])
-def test_where_entries_come_in_order_a_victim_costs_the_same_however_many_leaves_there_are(
+def test_with_entries_in_order_a_victim_costs_the_same_at_any_number_of_leaves(
     order: str,
 ) -> None:
     cost = {}
@@ -353,7 +353,7 @@ def test_an_order_hears_every_change_in_order() -> None:
     assert cache.policy == "tested"
 
 
-def test_events_that_nobody_overrides_are_not_called() -> None:
+def test_events_that_are_not_overridden_are_not_called() -> None:
     order = LRU()
     for event in ("touch", "refresh", "finish"):
         assert overridden(order, event) is None
@@ -431,7 +431,7 @@ def test_an_order_can_start_from_a_cache_that_exists(name: str) -> None:
         told.append(victim.record)
     assert late.next_victim("kv") is None, "each leaf once"
     assert {record.serial for record in told} == {node.serial for node in live if node.is_evictable}
-    if name != "tlru":  # which remembers prefixes that have gone
+    if name != "tlru":  # which remembers evicted prefixes
         assert told == sorted(told, key=lambda record: (late.key(record), record.serial))
 
 
@@ -453,8 +453,8 @@ def test_next_victim_of_an_empty_order_is_none() -> None:
         assert make().next_victim("kv") is None
 
 
-def test_a_victim_that_is_asked_for_again_is_another() -> None:
-    """Until an event brings it back, a victim that was named is forgotten."""
+def test_asking_again_names_another_victim() -> None:
+    """A victim that was named is not named again until an event requeues it."""
     cache = cache_with(LRU)
     insert_all(cache, ([1], [2]))
     order = cache._pool.order

@@ -177,7 +177,7 @@ def test_hybrids_have_states_and_tokens() -> None:
     assert latent.decompressed_tokens < latent.tokens
 
 
-def test_states_alone_have_no_tokens_and_no_free_target() -> None:
+def test_a_model_of_states_alone_has_no_tokens_and_no_free_target() -> None:
     result = analyse(STATES_ONLY)
     assert result.tokens is None
     assert result.decompressed_tokens is None

@@ -174,7 +174,7 @@ def test_one_taken_policy_does_not_take_the_others_with_it() -> None:
     assert "'lru' is taken" in reasons(made)["own"]
 
 
-def test_a_plugin_that_failed_leaves_nothing_behind() -> None:
+def test_a_failed_plugin_leaves_no_trace() -> None:
     made = PluginManager()
     with pytest.raises(PluginError, match="nothing to offer"):
         made.register(Plugin(match_model=lambda model: 9, policies=_no_offer), "own", "tests:own")
@@ -220,7 +220,7 @@ def test_describe_survives_a_policy_without_a_schema() -> None:
     json.dumps(described)
 
 
-def test_a_policy_whose_settings_are_no_model_is_reported() -> None:
+def test_a_policy_whose_settings_are_not_a_model_is_reported() -> None:
     made = manager(two=policy("other", LRU))
     with pytest.raises(PluginError, match="settings"):
         made.register(policy("mine", LRU, settings=dict), "own", "tests:own")
@@ -378,7 +378,7 @@ def test_make_order_gets_cost_pools_and_settings() -> None:
     assert settings == Own(depth=4)
 
 
-def test_describe_lists_what_is_there() -> None:
+def test_describe_lists_plugins_and_policies() -> None:
     described = manager(own=policy("mine", LRU)).describe()
     plugins = {item["name"]: item for item in described["plugins"]}
     assert plugins["own"] == {"name": "own", "source": "tests:own", "hooks": ["policies"]}

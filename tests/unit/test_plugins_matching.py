@@ -20,7 +20,7 @@ def claim(answer: Any) -> Plugin:
     return Plugin(match_model=lambda: answer)
 
 
-def test_generic_serves_what_nobody_claims() -> None:
+def test_generic_serves_unclaimed_models() -> None:
     found = manager(none=claim(None)).match(SPEC)
     assert (found.name, found.specificity, found.model) == ("generic", 0, SPEC)
 
@@ -87,7 +87,7 @@ def test_every_preset_is_served_by_the_core_alone() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, 5, {"kv_bytes": 3}])
-def test_a_token_cost_that_is_none_is_named(answer: Any) -> None:
+def test_a_token_cost_of_the_wrong_type_is_named(answer: Any) -> None:
     with pytest.raises(PluginError, match=r"'hostile': token_cost returned .*, not a TokenCost"):
         RadixCache(MODEL, 10, plugins=claiming(token_cost=lambda: answer))
 
@@ -116,10 +116,10 @@ def test_the_token_cost_is_the_plugins_own() -> None:
         ({"free_target": lambda pool: 0.1 * (pool.free > 0)}, False),
         ({"free_target": lambda: float("nan")}, False),
         ({"free_target": lambda: 1 / 0}, False),
-        ({"adjust_eviction_count": lambda requested: requested}, False),  # who knows what it does
+        ({"adjust_eviction_count": lambda requested: requested}, False),  # so its hooks cannot be predicted
     ],
 )
-def test_whether_evictions_are_exact_is_told_from_the_hooks(hooks: dict[str, Any], exact: bool) -> None:
+def test_exact_evictions_follow_from_the_hooks(hooks: dict[str, Any], exact: bool) -> None:
     found = claiming(**hooks).match(SPEC)
     for page_size in (1, 16):
         assert found.evicts_exactly(Settings(), page_size) == exact

@@ -106,7 +106,7 @@ def test_lfu_and_slru_do_not_count_a_waiting_request() -> None:
         assert order_of(cache, prompts) == "ab"
 
 
-def test_lru_keeps_nodes_that_a_waiting_request_wants() -> None:
+def test_lru_keeps_nodes_that_a_waiting_request_needs() -> None:
     cache = new("lru")
     prompts = {"a": [1, 1], "b": [2, 2]}
     node = cache.insert(prompts["a"]).node
@@ -175,7 +175,7 @@ def test_slru_protects_for_good() -> None:
     assert order_of(cache, prompts) == "bcdefa"
 
 
-def test_tlru_is_lru_unless_its_threshold_tells_prompts_apart() -> None:
+def test_tlru_is_lru_unless_its_threshold_separates_prompts() -> None:
     prompts = {"a": [1] * 6, "b": [2, 2]}
     for threshold, expected in ((0, "ab"), (100, "ab"), (3, "ba")):  # none is safe, both are, b alone is
         cache = new("tlru", threshold=threshold)
@@ -184,7 +184,7 @@ def test_tlru_is_lru_unless_its_threshold_tells_prompts_apart() -> None:
         assert order_of(cache, prompts) == expected
 
 
-def test_tlru_takes_the_safe_tails_first() -> None:
+def test_tlru_evicts_the_safe_tails_first() -> None:
     """Next turns add 2 tokens and may prefill 6: tails that start 4 or less before the end are safe."""
     cache = new("tlru", threshold=6, next_prompt_estimate=2)
     cache.insert(range(10))
@@ -241,7 +241,7 @@ def test_those_that_sglang_has_too_are_keys() -> None:
         assert spec.leaves_only == (name != "tlru"), name
 
 
-def test_each_cache_has_an_order_of_its_own() -> None:
+def test_each_cache_has_its_own_order() -> None:
     for name in BUILTIN:
         first, second = new(name), new(name)
         first.insert([1, 2, 3])

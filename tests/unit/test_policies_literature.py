@@ -29,7 +29,7 @@ SEEDS = range(4)
 
 
 class Thing(NodeRecord):
-    """A record that hangs below a root, by itself: an object of the literature."""
+    """A record alone below a root: an object of the literature."""
 
     __slots__ = ("number",)
 
@@ -152,7 +152,7 @@ def agree(
 
 
 class NaiveGDSF(Naive):
-    """H = L + F * C / S; L becomes the H of what goes."""
+    """H = L + F * C / S; L becomes the H of the victim."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -298,7 +298,7 @@ def test_s3_fifo(seed: int, capacity: int) -> None:
     agree(S3FIFO(capacity), NaiveS3FIFO(capacity), seed)
 
 
-def test_a_ghost_comes_back_to_the_main_queue() -> None:
+def test_a_ghost_readmits_to_the_main_queue() -> None:
     order = S3FIFO(10)
     flat = Flat(order, 10)
     for number in range(12):
@@ -306,7 +306,7 @@ def test_a_ghost_comes_back_to_the_main_queue() -> None:
     assert flat.things[11].data.queue is order._small
     assert not flat.request(0, 12.0)
     assert flat.things[0].data.queue is order._main
-    assert len(order._ghosts) == 2  # 1 and 2; 0 came back
+    assert len(order._ghosts) == 2  # 1 and 2; 0 was readmitted
 
 
 # -- SIEVE ------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ class NaiveSieve(Naive):
         while self.visited[self.queue[at]]:
             self.visited[self.queue[at]] = False
             at = at + 1 if at + 1 < len(self.queue) else 0
-        # What is behind moves up under the hand; behind the newest there is nothing, and it starts anew.
+        # The next entry moves under the hand; after the newest there is none, and the hand starts over.
         self.hand = at if at + 1 < len(self.queue) else 10**9
         return self.queue.pop(at)
 
@@ -439,7 +439,7 @@ def test_the_sketch_has_a_limit() -> None:
         )
 
 
-def test_what_appears_can_have_the_uses_of_another() -> None:
+def test_a_new_name_can_start_with_the_uses_of_another() -> None:
     sketch = Sketch(1000)
     sketch.raise_to(sketch.cells(5), 9)
     assert sketch.estimate(sketch.cells(5)) == 9
@@ -591,7 +591,7 @@ def test_explorers_are_kept_within_their_budget() -> None:
 
 
 class NaiveWild(Naive):
-    """The probability of each object, by the exponential fit of its class, anew for each victim."""
+    """The probability of each object, by the exponential fit of its class, recomputed for each victim."""
 
     def __init__(self, capacity: int, prior: float) -> None:
         super().__init__(capacity)
@@ -697,7 +697,7 @@ def test_classes_have_a_limit() -> None:
 # -- ghosts -----------------------------------------------------------------------------------
 
 
-def test_ghosts_are_bounded_by_tokens_and_the_oldest_goes() -> None:
+def test_ghosts_are_bounded_by_tokens_and_the_oldest_is_dropped() -> None:
     ghosts: Ghosts[str] = Ghosts(10)
     for name in range(6):
         ghosts.keep(name, 3, f"memory {name}")
@@ -753,7 +753,7 @@ def test_memory_is_bounded_however_much_is_seen(name: str) -> None:
             assert 0 < len(getattr(order, ghosts)) <= 50
 
 
-def test_a_scan_does_not_flush_what_is_asked_again() -> None:
+def test_a_scan_does_not_flush_reused_nodes() -> None:
     """Ten things asked twice in every forty requests, and a scan in between; LRU would lose them."""
     for make in (LRUK, S3FIFO, WTinyLFU):
         flat, hits = Flat(make(20), 20), 0

@@ -31,7 +31,7 @@ def table(first: str) -> dict[tuple[str, str], dict[str, float]]:
 
 @pytest.mark.traces
 @pytest.mark.parametrize(("trace", "capacity"), [("conversation", "5%"), ("synthetic", "10%")])
-def test_the_pages_figures_are_what_a_replay_finds(traces_dir: Path, trace: str, capacity: str) -> None:
+def test_the_pages_figures_equal_a_replay(traces_dir: Path, trace: str, capacity: str) -> None:
     expected = table("conversation 2 %")[trace, capacity]
     assert expected.keys() >= {"lru", "optimum", *LITERATURE}
     file = traces_dir / f"mooncake_{trace}.jsonl.gz"

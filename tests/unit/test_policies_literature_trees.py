@@ -87,7 +87,7 @@ class Use:
 
 
 def check_queues(cache: RadixCache) -> None:
-    """Evictable records stand in a line, and queues count the tokens of all their records."""
+    """Evictable records are in a line, and queues count the tokens of all their records."""
     order = order_of(cache)
     tokens: dict[Queue, int] = {}
     for node in nodes_of(cache):
@@ -170,7 +170,7 @@ def test_an_order_can_start_from_a_cache_that_exists(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", LITERATURE)
-def test_a_node_that_was_trimmed_or_freed_of_children_may_go(policy: str) -> None:
+def test_a_trimmed_node_and_one_that_lost_its_children_are_evictable(policy: str) -> None:
     cache = new(policy, 100)
     insert_all(cache, ([1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8, 9]))
     assert cache.cached == 9
@@ -182,7 +182,7 @@ def test_a_node_that_was_trimmed_or_freed_of_children_may_go(policy: str) -> Non
 
 
 @pytest.mark.parametrize("policy", LITERATURE)
-def test_a_locked_prefix_stays_and_goes_when_it_is_unlocked(policy: str) -> None:
+def test_a_locked_prefix_is_evicted_only_once_unlocked(policy: str) -> None:
     cache = new(policy, 12)
     node = cache.insert([1, 2, 3, 4]).node
     cache.lock(node)
@@ -235,7 +235,7 @@ def test_every_process_chooses_the_same_victims() -> None:
 
 
 class Names(VictimOrder):
-    """Goes by first come, first gone, and writes down by what names nodes come and go."""
+    """Evicts first in, first out, and records the names of nodes that are made and evicted."""
 
     def __init__(self) -> None:
         self.came: list[int | None] = []
@@ -257,13 +257,13 @@ class Names(VictimOrder):
         return next((Victim(node) for node in self.nodes.values() if node.is_evictable), None)
 
 
-def test_a_prefix_that_comes_back_has_the_name_it_had() -> None:
+def test_a_prefix_cached_again_keeps_its_name() -> None:
     cache = cache_with(Names)
     names = order_of(cache)
     cache.insert([1, 2, 3, 4])
     cache.insert([1, 2, 3, 4, 5, 6])
     deep = names.came[1]
-    cache.match_prefix([1, 2])  # splits what stands in front
+    cache.match_prefix([1, 2])  # splits the prefix before it
     cache.evict(1)  # [5, 6] is only [5] now
     cache.evict(1)
     assert names.went == [deep]
@@ -295,7 +295,7 @@ def test_names_do_not_depend_on_where_nodes_are_cut() -> None:
         assert len(names) == 1
 
 
-def test_a_trimmed_node_has_another_checksum_and_a_gone_one_no_name() -> None:
+def test_a_trimmed_node_changes_its_checksum_and_an_evicted_one_has_no_name() -> None:
     cache = cache_with(Names)
     names = order_of(cache)
     cache.insert([1, 2, 3, 4])
@@ -314,7 +314,7 @@ def test_a_trimmed_node_has_another_checksum_and_a_gone_one_no_name() -> None:
     assert NodeRecord(2, NodeRecord(1, None, 0, 0), 4, 0).prefix_hash() is None
 
 
-def test_nobody_who_does_not_ask_pays_for_names() -> None:
+def test_names_cost_nothing_until_asked_for() -> None:
     cache = new("lru", 100)
     insert_all(cache, ([1, 2, 3], [1, 2, 3, 4], [1, 5]))
     assert all(node.checksum is None for node in nodes_of(cache))
@@ -374,7 +374,7 @@ MAKE: dict[str, Callable[[int], VictimOrder]] = {
 def test_a_victim_of_a_queue_costs_the_same_in_a_large_cache(
     policy: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also among inner nodes, which stand in the queues and may not go."""
+    """Also among inner nodes, which are in the queues and not evictable."""
     counting(monkeypatch)
     cost = {}
     for size in (64, 512, 4096):
@@ -473,7 +473,7 @@ def test_wild_follows_conversations() -> None:
         assert turn(long) == min(n + 1, 8)
 
 
-def test_lru2_knows_a_prefix_that_came_back() -> None:
+def test_lru2_recognises_a_prefix_cached_again() -> None:
     cache = new("lru2", 8, own=False)
     cache.insert([1, 1, 1, 1])
     cache.insert([2, 2, 2, 2])
@@ -529,7 +529,7 @@ def test_a_queue_that_waits_is_not_a_hit_but_recent() -> None:
     assert order_of(cache)._sketch.estimate(entry.cells) == 1
 
 
-def test_documents_asked_once_go_before_small_deep_chats() -> None:
+def test_documents_asked_once_are_evicted_before_small_deep_chats() -> None:
     """The case that hits per token is made for: large nodes with one use against small ones with many."""
     cache = new("hits-per-token", 12_000, trim="off")
     chats = [[chat] for chat in range(20)]
@@ -543,7 +543,7 @@ def test_documents_asked_once_go_before_small_deep_chats() -> None:
     assert kept == [len(chat) for chat in chats]
 
 
-def test_what_had_a_contest_does_not_pass_out_of_the_window_without_one() -> None:
+def test_the_loser_of_a_contest_stays_in_the_window_for_now() -> None:
     cache = new("wtinylfu", 40)  # a window of 8
     order = order_of(cache)
     cache.insert([1] * 28)

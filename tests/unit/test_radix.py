@@ -99,7 +99,7 @@ def test_numbers_may_be_of_any_kind(kind: Any, policy: str) -> None:
         ("num_tokens", lambda cache: cache.evict(2.0)),
     ],
 )
-def test_what_is_no_whole_number_is_refused(what: str, call: Callable[[RadixCache], object]) -> None:
+def test_fractions_are_refused(what: str, call: Callable[[RadixCache], object]) -> None:
     cache = new()
     cache.match_prefix([1, 2], request="a")
     with pytest.raises(TypeError, match=rf"^{what} is .*: give a whole number$"):
@@ -206,7 +206,7 @@ def test_bad_slots_are_refused_and_nothing_is_cached(what: str) -> None:
 
 
 @pytest.mark.parametrize("slots", [[100], [-1], [50], [0], [2**62]])
-def test_slots_that_are_not_held_cannot_be_released(slots: list[int]) -> None:
+def test_slots_that_are_not_reserved_cannot_be_released(slots: list[int]) -> None:
     cache = new()
     cache.insert([1, 2, 3, 4], [0, 1, 2, 3])
     held = cache.allocate(4).tolist()
@@ -220,7 +220,7 @@ def test_slots_that_are_not_held_cannot_be_released(slots: list[int]) -> None:
     check_structure(cache)
 
 
-def test_duplicates_are_the_slots_that_the_cache_did_not_take() -> None:
+def test_duplicates_are_the_slots_that_the_cache_left_to_the_caller() -> None:
     cache = new()
     cache.insert(range(6), range(10, 16))
     done = cache.insert(range(9), [10, 11, 12, 50, 51, 52, 60, 61, 62])  # three its own already
@@ -230,7 +230,7 @@ def test_duplicates_are_the_slots_that_the_cache_did_not_take() -> None:
     assert cache.match_prefix(range(9)).slots.tolist() == [*range(10, 16), 60, 61, 62]
 
 
-def test_a_request_frees_what_it_held_and_did_not_need() -> None:
+def test_a_request_frees_reserved_slots_that_it_did_not_use() -> None:
     cache = new(64, 4)
     cache.insert(range(8))
     slots = cache.allocate(14)
@@ -247,7 +247,7 @@ def test_a_request_frees_what_it_held_and_did_not_need() -> None:
     check_structure(cache)
 
 
-def test_what_was_found_does_not_change_when_the_tree_does() -> None:
+def test_a_match_does_not_change_with_the_tree() -> None:
     cache = new()
     cache.insert(range(20), range(20))
     found = cache.match_prefix(range(20))
@@ -278,7 +278,7 @@ def test_pages_are_whole_in_the_pool_too() -> None:
     slots = cache.allocate(5)
     assert len(slots) == 8
     assert all(slots[n] % 4 == 0 for n in (0, 4))
-    # A caller that scatters its slots leaves no whole page behind, and that is no crash.
+    # A caller that scatters its slots may leave no whole page free, which must not crash.
     cache.release(slots)
     cache.insert(range(8), [0, 4, 8, 12, 16, 20, 24, 28])
     assert cache.free == 24
@@ -381,7 +381,7 @@ def test_locks_protect_the_prefix_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_a_record_that_an_eviction_must_keep_stays_with_its_prefix(locked: bool) -> None:
+def test_an_eviction_spares_the_kept_record_and_its_prefix(locked: bool) -> None:
     cache = new()
     insert_all(cache, ([1, 2, 3, 4, 5], [1, 2, 9], [7], [8, 8]))
     if locked:
@@ -393,7 +393,7 @@ def test_a_record_that_an_eviction_must_keep_stays_with_its_prefix(locked: bool)
     assert eviction.goal == eviction.freed == before - 3
     assert cache.evictable == 3
     check_structure(cache)
-    assert cache.evict(100).freed == 3  # the order knows of it again
+    assert cache.evict(100).freed == 3  # the order has it again
 
 
 def test_locks_are_counted() -> None:
@@ -422,7 +422,7 @@ def test_a_parent_is_not_unlocked_through_its_child() -> None:
     assert cache.evict(9).freed == 2
 
 
-def test_splits_keep_locks_on_what_was_locked() -> None:
+def test_splits_keep_locks_on_the_locked_prefix() -> None:
     cache = new()
     node = cache.insert([1, 2, 3, 4, 5, 6]).node
     cache.lock(node)
@@ -435,7 +435,7 @@ def test_splits_keep_locks_on_what_was_locked() -> None:
     assert cache.evict(9).freed == 6
 
 
-def test_what_has_gone_cannot_be_locked() -> None:
+def test_an_evicted_node_cannot_be_locked() -> None:
     cache = new()
     node = cache.insert([1, 2, 3]).node
     cache.evict(3)
@@ -467,11 +467,11 @@ def test_a_use_is_counted_once_per_request_and_node() -> None:
     cache.match_prefix([1, 2, 3, 4], "s")
     assert [(depth, uses) for depth, _, uses, _ in history(cache)] == [(0, 2), (2, 2), (4, 1)]
     cache.match_prefix([1, 2])
-    cache.match_prefix([1, 2])  # without a name each call is a request of its own
+    cache.match_prefix([1, 2])  # without a name each call is a separate request
     assert [(depth, uses) for depth, _, uses, _ in history(cache)] == [(0, 4), (2, 2), (4, 1)]
 
 
-def test_a_name_may_come_again_after_finish() -> None:
+def test_a_name_can_be_reused_after_finish() -> None:
     cache = new()
     cache.insert([1, 2], request="r")
     cache.finish("r")
@@ -500,7 +500,7 @@ def test_a_split_is_not_a_use_and_its_prefix_inherits() -> None:
     assert prefix.serial > tail.serial, "the tail keeps its identity"
 
 
-def test_a_refresh_moves_recency_alone() -> None:
+def test_a_refresh_changes_only_recency() -> None:
     cache = new()
     cache.insert([1, 2, 3, 4])
     cache.insert([1, 2, 9])
@@ -515,7 +515,7 @@ def test_a_refresh_moves_recency_alone() -> None:
     assert cache.evict(1).victims[0].recency == 2, "the branch beside it was not refreshed"
 
 
-def test_the_clock_counts_requests_until_it_is_told_seconds() -> None:
+def test_the_clock_counts_requests_until_it_gets_seconds() -> None:
     cache = new()
     cache.insert([1])
     cache.insert([2], request="r")
@@ -556,7 +556,7 @@ def test_a_node_has_the_highest_priority_of_its_requests() -> None:
     assert sorted(node.priority for node in nodes_of(cache)) == [4, 6, 6]
 
 
-def test_what_a_request_found_is_not_what_it_made() -> None:
+def test_hits_of_a_request_exclude_its_own_nodes() -> None:
     cache = new()
     cache.insert([1, 2])
     cache.match_prefix([1, 2, 3, 4], "r")
@@ -565,7 +565,7 @@ def test_what_a_request_found_is_not_what_it_made() -> None:
     assert cache._requests["r"].matched == 2
 
 
-def test_finish_tells_what_the_request_made() -> None:
+def test_finish_identifies_the_nodes_that_the_request_made() -> None:
     cache = new()
     cache.insert([1, 2])
     cache.match_prefix([1, 2, 3, 4], "r")
@@ -591,7 +591,7 @@ def test_a_request_longer_than_the_pool_keeps_its_head(page_size: int) -> None:
     check_structure(cache)
 
 
-def test_a_request_longer_than_what_is_not_locked_keeps_its_head() -> None:
+def test_a_request_longer_than_the_unlocked_room_keeps_its_head() -> None:
     cache = new(40)
     cache.lock(cache.insert(range(10)).node)
     held = cache.allocate(5)
@@ -620,7 +620,7 @@ def test_the_callers_slots_cannot_be_more_than_the_pool() -> None:
 # -- reset, events, printing ------------------------------------------------------------------
 
 
-def test_a_reset_frees_what_is_cached_and_leaves_what_is_held() -> None:
+def test_a_reset_frees_cached_slots_and_keeps_reserved_ones() -> None:
     cache = new(50)
     insert_all(cache, (range(10), [*range(5), 99], range(20, 30)))
     held = cache.allocate(7)
@@ -648,7 +648,7 @@ def test_a_reset_of_locked_prefixes_needs_force() -> None:
     assert cache.evict(10).freed == 10
 
 
-def test_running_requests_go_on_after_a_reset() -> None:
+def test_running_requests_continue_after_a_reset() -> None:
     cache = new(50)
     cache.insert(range(10), request="r")
     cache.reset()
@@ -658,7 +658,7 @@ def test_running_requests_go_on_after_a_reset() -> None:
     assert node.priority == 2
 
 
-def test_after_a_reset_a_running_request_uses_nodes_anew() -> None:
+def test_after_a_reset_a_running_request_counts_its_uses_again() -> None:
     cache = new(50)
     cache.insert(range(10), request="r")
     cache.reset()
@@ -667,7 +667,7 @@ def test_after_a_reset_a_running_request_uses_nodes_anew() -> None:
     assert node.uses == 2
 
 
-def test_a_slot_that_is_released_twice_at_once_is_one_slot() -> None:
+def test_a_slot_named_twice_in_a_release_is_freed_once() -> None:
     cache = new(50)
     held = cache.allocate(3).tolist()
     cache.release([*held, *held])
@@ -676,7 +676,7 @@ def test_a_slot_that_is_released_twice_at_once_is_one_slot() -> None:
     assert len(set(cache.allocate(50).tolist())) == 50
 
 
-def test_events_tell_what_is_stored_and_removed() -> None:
+def test_events_report_stored_and_removed_pages() -> None:
     cache = new(12, 2)
     events: list[Event] = []
     stop = cache.subscribe(events.append)
@@ -686,7 +686,7 @@ def test_events_tell_what_is_stored_and_removed() -> None:
     assert (stored.namespace, stored.parent, stored.page_size) == (("lora", "salt"), None, 2)
     assert stored.tokens.tolist() == [1, 2, 3, 4]
     assert len(stored.hashes) == 2
-    cache.match_prefix([1, 2], extra_key="lora", cache_salt="salt")  # a split is no event
+    cache.match_prefix([1, 2], extra_key="lora", cache_salt="salt")  # a split is not an event
     cache.insert([1, 2, 5, 6], extra_key="lora", cache_salt="salt")
     _, second = events
     assert isinstance(second, Stored)

@@ -1,4 +1,4 @@
-"""Which share of the memory states should have, by replay."""
+"""The share of the memory for states, by replay."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_ratio_divides_the_memory() -> None:
     assert fit.best.token_hit_rate == max(run.token_hit_rate for run in fit.runs)
 
 
-def test_short_prompts_want_more_states_than_long_ones() -> None:
+def test_short_prompts_need_more_states_than_long_ones() -> None:
     best = {}
     for name in ("few-shot", "agentic"):
         trace = generate(name, workload_settings(name, {"requests": 800}))
@@ -67,7 +67,7 @@ def test_ratios_without_room_are_left_out() -> None:
         ("qwen3-next", STATE + 10**7, (0.1,), "no ratio leaves room"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_impossible_arguments_are_refused(
     model: str, memory: int, ratios: tuple[float, ...], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):

@@ -120,7 +120,7 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 @given(trace=traces(), page_size=st.integers(1, 6), pages=st.integers(1, 12))
-def test_lru_finds_what_a_cache_of_single_pages_finds(trace: Trace, page_size: int, pages: int) -> None:
+def test_lru_hits_equal_those_of_a_cache_of_single_pages(trace: Trace, page_size: int, pages: int) -> None:
     reference = Reference(pages, page_size)
     hits = [reference.request(tokens) for tokens in token_lists(trace)]
     result = run(trace, page_size, pages * page_size)
@@ -129,7 +129,7 @@ def test_lru_finds_what_a_cache_of_single_pages_finds(trace: Trace, page_size: i
     assert result.oversized_requests == reference.oversized
     total = int(trace.input_tokens.sum())
     assert result.token_hit_rate == (sum(hits) / total if total else 0.0)
-    # c0 * [n + n**2 / (2 L)] FLOPs for n tokens; c0 is in both and goes.
+    # c0 * [n + n**2 / (2 L)] FLOPs for n tokens; c0 is in both and cancels.
     crossover = get_plugins().match(MODEL).cost(Deployment()).crossover_tokens
 
     def flops(lengths: list[int]) -> float:
@@ -161,7 +161,7 @@ def test_no_policy_finds_more_than_the_ideal(trace: Trace, page_size: int, pages
     assert result.token_hit_rate <= trace.ideal_hit_rate(page_size) + 1e-12
     assert (result.fallbacks, result.clamped) == (0, 0)
     assert 0 <= result.flops_saved_rate <= 1
-    # What went and what is left came in: nothing is evicted twice.
+    # Evicted and cached tokens add up to those inserted: nothing is evicted twice.
     assert result.evicted_tokens + pages * page_size >= trace.distinct_pages(page_size) * page_size - sum(
         max(0, tokens // page_size - pages) * page_size for tokens in trace.input_tokens.tolist()
     )
@@ -247,7 +247,7 @@ def listening() -> tuple[PluginManager, list[tuple[RequestRecord, RequestInfo]],
 
 
 @pytest.mark.parametrize("serving", [None, ServingSettings(concurrency=1, decode_seconds=0)])
-def test_policies_are_told_what_a_trace_says_of_its_requests(serving: ServingSettings | None) -> None:
+def test_policies_get_the_trace_fields_of_each_request(serving: ServingSettings | None) -> None:
     manager, heard, used = listening()
     trace = Trace(
         name="told",
@@ -298,7 +298,7 @@ def test_the_priority_order_keeps_the_prompts_of_a_traces_priorities(model: str)
     assert outcome.matched.tolist() == [0, 0, 0, 0, 0, 16]
 
 
-def test_what_a_trace_does_not_say_is_not_told() -> None:
+def test_missing_trace_fields_are_not_passed_on() -> None:
     manager, heard, _ = listening()
     trace = replace(generate("chat", workload_settings("chat", {"requests": 50})), sessions=None)
     run(trace, 16, None, "listening", manager)
@@ -310,7 +310,7 @@ def test_what_a_trace_does_not_say_is_not_told() -> None:
     ("recorded", "told"),
     [("stop", "stop"), ("tool_calls", "tool_call"), ("max_tokens", "length"), ("abort", "abort"), ("x", "x")],
 )
-def test_stop_reasons_are_told_in_one_language(recorded: str, told: str) -> None:
+def test_stop_reasons_are_normalised(recorded: str, told: str) -> None:
     assert finish_reason(recorded) == told
 
 
@@ -326,7 +326,7 @@ def test_an_order_that_fails_is_replaced_and_counted() -> None:
     assert result.hit_tokens == lru.hit_tokens
 
 
-def test_progress_tells_of_every_request() -> None:
+def test_progress_reports_every_request() -> None:
     trace = generate("random", workload_settings("random", {"requests": 1500}))
     heard: list[int] = []
     run(trace, 16, 16_000, progress=heard.append)

@@ -123,7 +123,7 @@ def test_the_page_shows_every_policy_and_pool(material: Material) -> None:
         assert share(replay.run.token_hit_rate) in text
 
 
-def test_plotly_knows_every_property_of_the_charts(material: Material) -> None:
+def test_plotly_accepts_every_property_of_the_charts(material: Material) -> None:
     from plotly import graph_objects
 
     for figure in figures_of(render(material)).values():
@@ -138,7 +138,7 @@ def test_the_page_loads_nothing(material: Material) -> None:
     assert 'src="http' not in render(material)
 
 
-def test_charts_hold_the_figures_of_the_runs(material: Material) -> None:
+def test_charts_show_the_figures_of_the_runs(material: Material) -> None:
     figure = hit_rates(material)
     drawn = {trace["name"]: trace for trace in figure["data"] if trace["mode"] != "lines"}
     slru = [r.run for r in material.replays if r.run.policy == "slru"]
@@ -168,7 +168,7 @@ def test_the_curve_of_lru_leaves_the_warm_up_out() -> None:
         assert curve[found.pool(replay.run)] == pytest.approx(replay.run.token_hit_rate)
 
 
-def test_an_optimum_that_nobody_asked_for_is_the_ceiling(material: Material) -> None:
+def test_an_optimum_added_unasked_is_the_ceiling(material: Material) -> None:
     less = material_of(simulator(chat()), ("lru", "slru"))
     assert less.optimum == material.optimum
     assert [r.gap_closed for r in less.replays] == [
@@ -176,7 +176,7 @@ def test_an_optimum_that_nobody_asked_for_is_the_ceiling(material: Material) -> 
     ]
 
 
-def test_regretted_tokens_are_what_an_unlimited_pool_finds_beyond(material: Material) -> None:
+def test_regretted_tokens_are_the_extra_hits_of_an_unlimited_pool(material: Material) -> None:
     unlimited = material.replays[POLICIES.index("infinite")]
     assert sum(unlimited.regretted) == 0
     for replay in material.replays:
@@ -290,7 +290,7 @@ def test_a_loss_against_lru_is_named() -> None:
     assert behind == {True, False}
 
 
-def test_the_future_alone_is_nothing_to_deploy() -> None:
+def test_offline_policies_alone_are_not_deployable() -> None:
     found = material_of(simulator(chat()), ("optimum", "infinite"))
     assert advise(found).command == ""
     assert "Nothing to deploy" in render(found)

@@ -146,7 +146,7 @@ class Audited(_Server):
     always_free=st.booleans(),
     spread=st.booleans(),
 )
-def test_no_slot_is_lost_and_no_lock_is_left(
+def test_no_slot_or_lock_leaks(
     trace: Trace,
     page: int,
     pages: int,
@@ -209,7 +209,7 @@ def test_sessions_wait_for_answers_and_lose_no_slot(
             if before >= 0:
                 expected = audited.ended[before] + trace.think_seconds[request]  # type: ignore[index]
                 assert audited.load.arrivals[request] == pytest.approx(expected)
-    if load == "clients":  # nobody has more than one session under way
+    if load == "clients":  # no client has more than one session under way
         assert trace.sessions is not None
         spans = [
             (min(audited.load.arrivals[i] for i in own), max(audited.ended[i] for i in own))
@@ -222,7 +222,7 @@ def test_sessions_wait_for_answers_and_lose_no_slot(
 
 
 @given(trace=sessions(), page=st.integers(1, 4))
-def test_without_a_limit_prompts_find_what_earlier_prompts_and_outputs_left(trace: Trace, page: int) -> None:
+def test_without_a_limit_prompts_hit_all_earlier_prompts_and_outputs(trace: Trace, page: int) -> None:
     server = ServingSettings(concurrency=1, load="open")
     served = Simulator(trace, MODEL, Deployment(page_size=page)).outcome(
         Settings(policy="lru"), None, serving=server
@@ -254,12 +254,12 @@ def test_a_turn_finds_the_answer_before_it_but_for_the_last_token() -> None:
     assert Audited(trace, 1, 100, ServingSettings()).run().matched.tolist() == [0, 4]
     assert Audited(trace, 1, 100, ServingSettings(outputs=False)).run().matched.tolist() == [0, 2]
     assert Audited(trace, 2, 100, ServingSettings()).run().matched.tolist() == [0, 4]
-    # The server holds room for both outputs; the second evicts what the first left.
+    # The server has room for both outputs; the second evicts what the first left.
     assert Audited(trace, 1, 7, ServingSettings(decode_seconds=0.1)).run().matched.tolist() == [0, 4]
 
 
 def talk() -> Trace:
-    """Two sessions: one of three turns, of which the last two wait for the first; one of one turn."""
+    """Two sessions: one of three turns, whose last two wait for the first; one of one turn."""
     return replace(
         trace_of([[1, 2], [1, 2], [1, 2], [8, 9]], [0, 1, 2, 50], [3, 3, 3, 3]),
         sessions=np.array([0, 0, 0, 1], np.int64),
@@ -281,7 +281,7 @@ def talk() -> Trace:
         ({"service": "recorded"}, [0, 20 + 10, 32.5 + 4, 50]),
     ],
 )
-def test_what_brings_requests(options: dict[str, Any], arrivals: list[float]) -> None:
+def test_arrival_processes(options: dict[str, Any], arrivals: list[float]) -> None:
     server = ServingSettings(**{"concurrency": 4, "decode_seconds": 1, "spread_bursts": False, **options})
     audited = Audited(talk(), 1, 100, server, prefill=per_token(0.5))
     audited.run()
@@ -295,7 +295,7 @@ def test_sub_agents_run_beside_the_agent_that_started_them() -> None:
     assert audited.load.arrivals == pytest.approx([0, 13, 7, 50])
 
 
-def test_what_a_trace_does_not_have_is_said() -> None:
+def test_missing_trace_fields_are_named() -> None:
     trace = trace_of([[1]], [0], [1])
     with pytest.raises(SettingsError, match="load is 'sessions', and made has no sessions with think times"):
         Audited(trace, 1, 9, ServingSettings(load="sessions"))
@@ -305,7 +305,7 @@ def test_what_a_trace_does_not_have_is_said() -> None:
 
 
 @given(trace=traces(), page=st.integers(1, 3))
-def test_one_at_a_time_without_a_limit_is_the_plain_mode_but_for_the_last_token(
+def test_one_at_a_time_without_a_limit_equals_the_plain_mode_but_for_the_last_token(
     trace: Trace, page: int
 ) -> None:
     simulator = Simulator(trace, MODEL, Deployment(page_size=page))
@@ -317,14 +317,14 @@ def test_one_at_a_time_without_a_limit_is_the_plain_mode_but_for_the_last_token(
     assert (served.evicted, served.oversized) == (0, 0)
 
 
-def test_waiting_for_the_prefill_in_front_and_for_a_place() -> None:
+def test_waiting_for_the_prefill_before_and_for_a_free_place() -> None:
     a, b, c = [1, 2, 3, 4], [11, 12, 13, 14, 15, 16, 17, 18], list(range(21, 33))
     trace = trace_of([a, b, a, c], [0, 0, 0.5, 10], [7, 3, 1, 1])
     server = ServingSettings(concurrency=2, decode_seconds=1, spread_bursts=False)
     outcome = Audited(trace, 1, 1000, server, prefill=per_token(0.25)).run()
     assert outcome.ttft is not None
     # a: prefill 0 to 1, ends at 7. b: 1 to 3, ends at 5. a again: has its place at 5, computes one token.
-    # c: nobody in front of it.
+    # c: no request before it.
     assert outcome.ttft.tolist() == pytest.approx([1, 3, 5.25 - 0.5, 3])
     assert outcome.matched.tolist() == [0, 0, 3, 0]
 
@@ -334,7 +334,7 @@ def test_waiting_for_slots() -> None:
     server = ServingSettings(decode_seconds=1, spread_bursts=False)
     outcome = Audited(trace, 1, 10, server, prefill=per_token(0.25)).run()
     assert outcome.ttft is not None
-    # The first holds 8 of 10 slots until 4. The second needs 5 and, at 5, so does the third, less the 3 it
+    # The first reserves 8 of 10 slots until 4. The second needs 5 and, at 5, so does the third, less the 3 it
     # finds; first come, first served, though the third would have fitted at 1.
     assert outcome.ttft.tolist() == pytest.approx([1, 5, 5.25])
     assert outcome.matched.tolist() == [0, 0, 3]
@@ -384,7 +384,7 @@ def test_a_burst_at_one_time_only_stays_a_burst() -> None:
     assert outcome.ttft.tolist() == pytest.approx([1, 2])
 
 
-def test_requests_finish_in_the_order_of_their_ends_and_progress_tells_of_all() -> None:
+def test_requests_finish_in_the_order_of_their_ends_and_all_are_reported() -> None:
     trace = trace_of([[i] for i in range(600)], list(range(600)), [5] + [2] * 599)
     keys = trace.page_keys(1)
     binding = Binding.of(MODEL, Deployment(page_size=1), Settings(policy="lru"))

@@ -88,7 +88,7 @@ def test_an_unknown_field_gets_the_known_ones() -> None:
     )
 
 
-def test_what_is_right_is_taken() -> None:
+def test_valid_settings_are_accepted() -> None:
     found = read_settings(Outer, {"name": "x", "share": "0.25", "inner": {"depth": 3}})
     assert found == Outer(name="x", share=0.25, inner=Inner(depth=3))
 

@@ -1,4 +1,4 @@
-"""The simulator: free targets, warm-up, policies that know the future, and what it refuses."""
+"""The simulator: free targets, warm-up, offline policies and refusals."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_pages_serve_models_of_every_plugin_that_evicts_exactly(chat: Trace) -> 
         Settings(policy="lru", trim="chunk"),
     ],
 )
-def test_what_pages_cannot_give_replays_the_tree(simulator: Simulator, settings: Settings) -> None:
+def test_results_that_pages_cannot_give_replay_the_tree(simulator: Simulator, settings: Settings) -> None:
     assert simulator.run(settings, 32_000).tree
 
 
@@ -160,7 +160,7 @@ def test_a_warm_up_that_leaves_nothing_is_refused(chat: Trace, warmup: int) -> N
         Simulator(chat, MHA, Deployment(page_size=16), warmup=warmup)
 
 
-def test_policies_that_know_the_future(chat: Trace, simulator: Simulator) -> None:
+def test_offline_policies(chat: Trace, simulator: Simulator) -> None:
     assert set(OFFLINE) == {"infinite", "optimum"}
     lru = simulator.run(LRU, 32_000, capacity="x")
     best = simulator.run(Settings(policy="optimum"), 32_000, capacity="x")
@@ -174,12 +174,12 @@ def test_policies_that_know_the_future(chat: Trace, simulator: Simulator) -> Non
 
 
 @pytest.mark.parametrize("policy", sorted(OFFLINE))
-def test_policies_that_know_the_future_have_no_settings(simulator: Simulator, policy: str) -> None:
+def test_offline_policies_have_no_settings(simulator: Simulator, policy: str) -> None:
     with pytest.raises(SettingsError, match=f"'{policy}' has no settings.*'depth'"):
         simulator.run(Settings(policy=policy, policy_settings={"depth": 3}), 32_000)
 
 
-def test_a_server_may_have_no_limit_but_not_know_the_future(simulator: Simulator) -> None:
+def test_a_server_may_be_unlimited_but_not_offline(simulator: Simulator) -> None:
     with pytest.raises(SettingsError, match="'optimum' is for the plain mode"):
         simulator.run(Settings(policy="optimum"), 32_000, serving=ServingSettings())
     run = simulator.run(Settings(policy="infinite"), 32_000, serving=ServingSettings())
@@ -205,7 +205,7 @@ def test_a_wrong_prefill_model_is_refused(chat: Trace) -> None:
         Simulator(chat, MHA, Deployment(page_size=16), prefill="fast")
 
 
-def test_progress_tells_of_every_request(simulator: Simulator) -> None:
+def test_progress_reports_every_request(simulator: Simulator) -> None:
     for settings in (LRU, Settings(policy="optimum"), Settings(policy="infinite"), Settings(policy="lfu")):
         for serving in (None, ServingSettings()):
             if serving is None or settings.policy not in OFFLINE:

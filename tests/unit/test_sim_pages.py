@@ -71,7 +71,7 @@ def test_paths_number_each_prefix_once(trace: Trace, page_size: int) -> None:
 
 
 @given(traces, st.sampled_from([1, 2, 4, 8]), st.one_of(st.none(), st.integers(1, 12)))
-def test_one_pass_lru_is_the_lru_that_serves(trace: Trace, page_size: int, capacity: int | None) -> None:
+def test_one_pass_lru_equals_lru_through_the_tree(trace: Trace, page_size: int, capacity: int | None) -> None:
     keys = trace.page_keys(page_size)
     curve = LRUCurve(page_paths(keys))
     fast = curve.at(capacity)
@@ -117,7 +117,7 @@ def naive_optimum(requests: list[list[int]], capacity: int) -> int:
 
 
 @given(traces, st.integers(1, 12))
-def test_the_optimum_forgets_what_is_stale_and_nothing_else(trace: Trace, capacity: int) -> None:
+def test_the_optimum_drops_only_stale_entries(trace: Trace, capacity: int) -> None:
     paths = page_paths(trace.page_keys(BLOCK))
     expected = optimum(paths, capacity)
     with pytest.MonkeyPatch.context() as patch:

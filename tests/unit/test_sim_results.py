@@ -58,7 +58,7 @@ def test_rates_bytes_and_flops() -> None:
 
 
 def test_times_without_a_queue_are_prefills_and_the_last_token_is_always_computed() -> None:
-    # n new behind d: 1 + 0.01 n + 0.001 n (d + n / 2); all found is one token behind 99; no prompt, nothing.
+    # n new after d: 1 + 0.01 n + 0.001 n (d + n / 2); a full hit is one token after 99; no prompt, nothing.
     times = [1 + 1 + 5, 1 + 0.01 + 0.001 * 99.5, 1 + 1 + 0.1 * 150, 1]
     assert first_token_seconds(OUTCOME, TRACE, PREFILL).tolist() == pytest.approx(times)
     run = figures(OUTCOME)
@@ -99,7 +99,7 @@ def test_no_gap_where_there_is_nothing_to_compare_with() -> None:
     assert gap_closed(best, [best]) is None
     assert gap_closed(lru, [lru, rated("optimum", 0.2)]) is None
     assert gap_closed(rated("x", 0.3, "10%"), [lru, best]) is None
-    # Capacities that were not written down are told apart by their tokens.
+    # Capacities without a text are distinguished by their tokens.
     unnamed = [rated("lru", 0.2, "", 64), rated("optimum", 0.6, "", 64), rated("lru", 0.5, "", 640)]
     assert gap_closed(unnamed[0], unnamed) == 0.0
     assert gap_closed(unnamed[2], unnamed) is None

@@ -57,7 +57,7 @@ def test_counts_are_exact(count: int) -> None:
 
 
 @given(amount=st.integers(1, 2000), unit=st.sampled_from(sorted(BYTES)), token_bytes=st.integers(1, 400_000))
-def test_bytes_hold_what_they_can_and_no_more(amount: int, unit: str, token_bytes: int) -> None:
+def test_bytes_are_rounded_down_to_whole_tokens(amount: int, unit: str, token_bytes: int) -> None:
     size = amount * BYTES[unit]
     if size < token_bytes:
         with pytest.raises(SettingsError, match="less than one page"):
@@ -93,14 +93,14 @@ def test_units_of_bytes_are_decimal_or_binary_as_written() -> None:
     "text",
     ["", " ", "5", "GB", "%", "-5%", "+5%", "0%", "0tok", "5GBB", "inf%", "nan%", "1e3tok", "5 5%", "5%%"],
 )
-def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
+def test_text_that_is_not_a_size_is_refused_with_examples(text: str) -> None:
     with pytest.raises(SettingsError, match="is not a size: give 5%, 14054pages") as raised:
         parse_capacity(text)
     assert repr(text.strip()) in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["", "80", "5%", "5tok", "5pages", "-1GB", "unlimited", "many GB", "٣GB"])
-def test_what_is_no_size_in_bytes_names_the_option(text: str) -> None:
+def test_text_that_is_not_a_size_in_bytes_names_the_option(text: str) -> None:
     with pytest.raises(SettingsError, match=r"^--memory .* is not a size in bytes: give 80GiB"):
         parse_bytes(text, "--memory")
 
@@ -114,7 +114,7 @@ def test_absurd_sizes_are_refused_in_one_short_line(text: str) -> None:
     assert len(str(raised.value)) < 160
 
 
-def test_less_than_a_page_says_of_what() -> None:
+def test_less_than_a_page_names_the_size_and_the_page() -> None:
     with pytest.raises(SettingsError, match="'15tok' is less than one page of 16 tokens"):
         tokens("15tok")
     with pytest.raises(
@@ -123,7 +123,7 @@ def test_less_than_a_page_says_of_what() -> None:
         tokens("5%", distinct=0)
 
 
-def test_bytes_of_a_model_that_keeps_nothing_per_token() -> None:
+def test_bytes_of_a_model_that_caches_nothing_per_token() -> None:
     with pytest.raises(SettingsError, match="'1GB' is in bytes, but a token of this model takes none"):
         tokens("1GB", token_bytes=0)
     assert tokens("10%", token_bytes=0) == 160

@@ -63,7 +63,7 @@ def test_numbers_may_be_of_any_kind(kind: Any, joint: bool) -> None:
 def test_a_prefix_is_worth_nothing_past_its_last_state() -> None:
     cache = cache_of(4, 20)
     serve(cache, 1, 2)
-    cache.insert(prompt(1, 2, 3, 4))  # no state behind it
+    cache.insert(prompt(1, 2, 3, 4))  # no state after it
     match = cache.match_prefix(prompt(1, 2, 3, 4, 5))
     assert (match.matched_len, match.beyond, match.state) == (2 * PAGE, 2 * PAGE, slot_of(match.node))
     assert len(match.slots) == 2 * PAGE
@@ -93,27 +93,28 @@ def test_the_same_prompt_again_finds_its_state_and_one_page_less_finds_none() ->
     )  # nothing was kept at its last page but one
 
 
-def test_a_state_that_goes_alone_leaves_a_tombstone() -> None:
+def test_a_state_evicted_alone_leaves_a_tombstone() -> None:
     cache = cache_of(2, 20)
     serve(cache, 1, 2)
     serve(cache, 1, 2, 3)
     cache.match_prefix(prompt(1, 2, 3))
     eviction = cache.evict_states(1)
     assert eviction.freed == 1
-    # LRU: both were used by the last request; the older node goes first, and its KV still serves the other.
+    # LRU: both were used by the last request; the older node's is evicted first, and its KV still serves the
+    # other.
     assert cache.match_prefix(prompt(1, 2)).matched_len == 0
     assert cache.match_prefix(prompt(1, 2, 3)).matched_len == 3 * PAGE
     assert cache.cached == 3 * PAGE
 
 
-def test_a_leaf_is_never_trimmed_behind_its_state() -> None:
+def test_a_leaf_with_a_state_is_never_trimmed() -> None:
     cache = cache_of(2, 20)
     serve(cache, *range(10))
     assert cache.evict(1).freed == 10 * PAGE
     assert (cache.cached, cache.states) == (0, 0)
 
 
-def test_dead_kv_goes_before_anything_else_however_recent() -> None:
+def test_dead_kv_is_evicted_first_however_recent() -> None:
     cache = cache_of(4, 20, joint=True)
     serve(cache, 1, 2)
     cache.insert(prompt(7, 8))
@@ -123,7 +124,7 @@ def test_dead_kv_goes_before_anything_else_however_recent() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", "mru", "consumed-lru", "marconi"])
-def test_what_is_copied_stays_until_it_is_copied(policy: str) -> None:
+def test_a_state_being_copied_is_not_evicted(policy: str) -> None:
     cache = cache_of(2, 20, policy)
     serve(cache, 1)
     serve(cache, 2)
@@ -136,7 +137,7 @@ def test_what_is_copied_stays_until_it_is_copied(policy: str) -> None:
     cache.release_state(pair[1])
 
 
-def test_a_lock_holds_one_state_and_the_kv_in_front_of_it() -> None:
+def test_a_lock_protects_one_state_and_the_kv_before_it() -> None:
     cache = cache_of(3, 20)
     serve(cache, 1)
     serve(cache, 1, 2)
@@ -150,8 +151,8 @@ def test_a_lock_holds_one_state_and_the_kv_in_front_of_it() -> None:
     assert cache.evict_states(3).freed == 1
 
 
-def test_running_requests_hold_states_of_their_own() -> None:
-    # 30 slots, and 6 requests that hold 3 each: 12 are left for the cache.
+def test_running_requests_reserve_states() -> None:
+    # 30 slots, and 6 requests that reserve 3 each: 12 are left for the cache.
     cache = cache_of(30, 200)
     held = [cache.allocate_state() for _ in range(18)]
     assert None not in held
@@ -170,7 +171,7 @@ def test_running_requests_hold_states_of_their_own() -> None:
     assert cache.allocate_state() is None
 
 
-def test_a_state_that_is_not_needed_stays_the_callers() -> None:
+def test_an_unneeded_state_stays_the_callers() -> None:
     cache = cache_of(3, 20)
     serve(cache, 1)
     state = cache.allocate_state()
@@ -181,7 +182,7 @@ def test_a_state_that_is_not_needed_stays_the_callers() -> None:
 
 
 def test_one_pool_of_bytes_trades_states_for_tokens() -> None:
-    cache = cache_of(1, 13, joint=True)  # 13 pages hold as much as two states and a bit
+    cache = cache_of(1, 13, joint=True)  # 13 pages take a little more than two states
     assert [pool.unit for pool in cache.pools] == ["bytes"]
     for number in range(3):
         serve(cache, number)
@@ -211,7 +212,7 @@ def test_misuse_is_named(call: Any, message: str) -> None:
         call(cache_of(2, 20))
 
 
-def test_two_states_at_one_place_are_refused() -> None:
+def test_two_states_at_one_node_are_refused() -> None:
     cache = cache_of(2, 20)
     serve(cache, 1)
     node = cache.match_prefix(prompt(1)).node

@@ -49,13 +49,13 @@ def test_shares_are_those_of_kaplan_and_meier(
             assert 0.0 <= found[k] <= 1.0 + 1e-12
 
 
-def test_without_censoring_survival_is_what_is_left() -> None:
+def test_without_censoring_survival_is_the_remaining_share() -> None:
     used = np.array([1.0, 2.0, 3.0, 4.0])
     alive = np.cumprod(1.0 - survival(used, np.zeros(4), 0.0, 0.0))
     assert alive == pytest.approx([0.9, 0.7, 0.4, 0.0])
 
 
-def test_what_was_censored_is_not_taken_for_unused() -> None:
+def test_censored_intervals_do_not_count_as_unused() -> None:
     """Half is censored in the first bin; of the rest, half is used in the second, as the others would be."""
     alive = np.cumprod(1.0 - survival(np.array([0.0, 2.0, 0.0]), np.array([4.0, 0.0, 2.0]), 0.0, 0.0))
     assert alive == pytest.approx([1.0, 0.5, 0.5])
@@ -121,7 +121,7 @@ def test_classes_are_shrunk_to_their_family_and_leave_it_with_evidence() -> None
 
 
 @pytest.mark.parametrize("scale", [0.0, 100.0])
-def test_a_family_is_shrunk_to_the_one_that_it_is_most_like(scale: float) -> None:
+def test_a_family_is_shrunk_to_the_most_similar_one(scale: float) -> None:
     """Of what is used for the ninth time nothing is known yet, but of the fifth, where most is used once."""
     at = age_bin(100.0)
     shares = []
@@ -144,7 +144,7 @@ def test_a_family_is_shrunk_to_the_one_that_it_is_most_like(scale: float) -> Non
 
 
 def test_classes_with_a_scale_learn_from_each_other() -> None:
-    """What is used every 8 seconds tells of what is used every 64: the same, eight times as slowly."""
+    """Nodes used every 8 seconds predict those used every 64: the same, eight times as slowly."""
     table = LifeTable([ALL], 5.0, 0.02)
     fast, slow = table.add_class(0, 8.0), table.add_class(0, 64.0)
     for _ in range(1000):
@@ -158,7 +158,7 @@ def test_classes_with_a_scale_learn_from_each_other() -> None:
     assert shares[slow, : age_bin(8.0) - 4].max() < 0.02
 
 
-def test_what_lives_counts_as_unused_so_far() -> None:
+def test_open_intervals_count_as_unused_so_far() -> None:
     table = LifeTable([ALL], 1.0, 0.02)
     table.add_class(0)
     for _ in range(10):
@@ -170,7 +170,7 @@ def test_what_lives_counts_as_unused_so_far() -> None:
     assert table.shares(living, 1e9)[age_bin(10.0), 0] < before / 5
 
 
-def test_what_fades_weighs_less() -> None:
+def test_faded_counts_weigh_less() -> None:
     table = LifeTable([ALL], 1.0, 0.02)
     table.add_class(0)
     table.used[3] = table.censored[5] = 8.0

@@ -72,7 +72,7 @@ def test_no_cells_are_no_runs(simulator: Simulator) -> None:
     assert sweep(simulator, [], jobs=2) == []
 
 
-def test_one_process_tells_of_progress_by_cell(simulator: Simulator) -> None:
+def test_one_process_reports_progress_by_cell(simulator: Simulator) -> None:
     cells = [cell("lru", "small", 16_000), cell("lfu", "small", 16_000)]
     heard: dict[str, int] = {}
 

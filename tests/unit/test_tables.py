@@ -79,7 +79,7 @@ def started(path: Path, clock: Any = "seconds") -> tuple[LifeTable, Classes, flo
     return table, classes, read_tables(path).start(table, classes, clock)
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+def test_tables_survive_saving_and_loading(tmp_path: Path) -> None:
     cache = lived()
     order = order_of(cache)
     path = saved(cache, tmp_path / "tables.json")
@@ -105,7 +105,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert again.read_text() == path.read_text()
 
 
-def test_what_was_watched_before_is_saved_too(tmp_path: Path) -> None:
+def test_watched_time_accumulates_over_saved_tables(tmp_path: Path) -> None:
     cache = lived()
     path = saved(cache, tmp_path / "tables.json")
     _, _, watched = started(path)
@@ -121,7 +121,7 @@ def test_what_was_watched_before_is_saved_too(tmp_path: Path) -> None:
     assert read_tables(path).seconds_per_request == pytest.approx(19.0 / 20)
 
 
-def test_every_kind_of_class_is_known_again() -> None:
+def test_every_kind_of_class_is_recognised_again() -> None:
     table = LifeTable(FAMILIES, 5.0, 0.02)
     classes = Classes(table)
     infos = [
@@ -167,7 +167,7 @@ def test_ages_in_seconds_become_counts_of_requests(tmp_path: Path, clock: Any, s
     assert table.used[row * BINS + age_bin(8.0) + steps] == 40.0
 
 
-def test_tables_in_requests_are_of_no_use_where_the_clock_tells_seconds(
+def test_tables_in_requests_are_ignored_by_a_clock_in_seconds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = saved(lived(seconds=False), tmp_path / "tables.json")
@@ -181,7 +181,7 @@ def test_tables_in_requests_are_of_no_use_where_the_clock_tells_seconds(
 
 
 def hot_and_cold(cache: RadixCache, requests: int, first: int = 0) -> int:
-    """Chats that go on after a while, among answers that nothing comes back to; tokens found of chats."""
+    """Serve chats that continue later, among answers never reused; returns the chats' hit tokens."""
     found = 0
     for n in range(first, first + requests):
         cache.clock.advance(float(n))
@@ -190,12 +190,12 @@ def hot_and_cold(cache: RadixCache, requests: int, first: int = 0) -> int:
     return found
 
 
-def test_a_cache_that_starts_from_tables_knows_at_its_first_victims(tmp_path: Path) -> None:
+def test_a_cache_that_starts_from_tables_uses_them_for_its_first_victims(tmp_path: Path) -> None:
     before = new(600)
     hot_and_cold(before, 400)
     path = saved(before, tmp_path / "tables.json")
     empty, loaded = new(600), new(600, tables=str(path))
-    # Twenty chats come back after 20 requests each: LRU has lost them by then.
+    # Twenty chats continue after 20 requests each: LRU has evicted them by then.
     assert hot_and_cold(empty, 45) < 100
     assert hot_and_cold(loaded, 45) > 200
     assert not loaded._pool.fell_back
@@ -228,7 +228,7 @@ def test_a_file_is_parsed_once_for_all_caches_until_it_changes(tmp_path: Path) -
         new(tables=str(path))
 
 
-def test_the_command_line_saves_what_the_setting_loads(tmp_path: Path) -> None:
+def test_the_setting_loads_tables_that_the_command_line_saved(tmp_path: Path) -> None:
     trace, path = tmp_path / "chat.jsonl", tmp_path / "tables.json"
     answer("workload", "chat", "--requests", "400", "--out", trace)
     options = (trace, "--model", "llama-3-8b", "--capacity", "5%")
@@ -299,7 +299,7 @@ def test_models_with_states_have_no_tables(tmp_path: Path) -> None:
     assert ModelSpec.preset("qwen3-next").has_states
 
 
-def test_the_format_is_what_the_page_says() -> None:
+def test_the_format_is_as_documented() -> None:
     empty = Tables(clock="seconds", watched=0.0, tokens=0.0, squares=0.0, classes=[])
     assert json.loads(empty.text()) == {
         "format": "costcache-hazard-tables",

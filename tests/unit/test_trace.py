@@ -107,7 +107,7 @@ def test_distinct_pages_counts_paths(trace: Trace, page_size: int) -> None:
 
 
 @given(traces(), PAGE_SIZES)
-def test_ideal_hit_rate_is_what_an_endless_cache_finds(trace: Trace, page_size: int) -> None:
+def test_ideal_hit_rate_is_that_of_an_unlimited_cache(trace: Trace, page_size: int) -> None:
     seen: set[tuple[object, ...]] = set()
     hits = 0
     for pages in naive_pages(trace, page_size):
@@ -199,7 +199,7 @@ def test_columns_that_do_not_fit_are_refused(change: dict[str, object], message:
 
 
 def with_columns() -> Trace:
-    """Three requests, the second first, with all that a trace may know."""
+    """Three requests, the second first, with every field that a trace may have."""
     plain = make(4, [(8, [1, 2]), (3, [3]), (0, [])], times=[2.0, 1.0, 2.0])
     return replace(
         plain,
@@ -236,11 +236,14 @@ def test_a_request_waits_for_the_one_before_in_its_session_or_for_the_one_that_i
     named = replace(with_columns(), follows=np.array([1, -1, 1]))
     assert named.predecessors().tolist() == [1, -1, 1]
     assert named.in_time_order().predecessors().tolist() == [-1, 0, 0]
-    assert named.take(np.array([2, 0])).predecessors().tolist() == [-1, -1]  # nobody is left to wait for
+    assert named.take(np.array([2, 0])).predecessors().tolist() == [
+        -1,
+        -1,
+    ]  # no request left to wait for
     assert replace(with_columns(), sessions=None).predecessors().tolist() == [-1, -1, -1]
 
 
-def test_prompts_go_on_with_their_outputs() -> None:
+def test_prompts_continue_with_their_outputs() -> None:
     trace = with_columns()  # 8 + 1, 3 + 2 and 0 + 5 tokens in blocks of 4
     left, computed = trace.with_outputs(), trace.with_outputs(computed=True)
     assert left is not None

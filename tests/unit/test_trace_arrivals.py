@@ -69,7 +69,7 @@ def test_processes_are_read(text: str, arrivals: Arrivals) -> None:
         "together:1",
     ],
 )
-def test_what_is_no_process_is_named(text: str) -> None:
+def test_an_unknown_process_is_named(text: str) -> None:
     with pytest.raises(TraceError, match=r"arrivals are '.*'; give uniform:6h"):
         Arrivals.parse(text)
 
@@ -90,7 +90,7 @@ def test_starts_are_of_their_process() -> None:
     assert not np.array_equal(uniform, Arrivals.parse("uniform:1h").starts(4000, 1))
 
 
-def test_the_next_request_comes_after_answer_and_thought() -> None:
+def test_the_next_request_arrives_after_answer_and_think_time() -> None:
     trace = sessions(
         think=[9, 9, 3, 1, 4], service=[1, 2, 5, np.nan, 1], numbers=[0, 1, 0, 1, 0], times=[0, 0, 1, 1, 2]
     )
@@ -119,7 +119,7 @@ def test_recorded_gaps_are_kept_where_they_are_asked_for() -> None:
         Arrivals.parse("even:1").spread(untimed, 0, clock=False, recorded=True)
 
 
-def test_requests_without_sessions_come_alone() -> None:
+def test_requests_without_sessions_are_spread_one_by_one() -> None:
     trace = replace(sessions([0] * 3, [0] * 3, [0, 0, 0], [0.0] * 3), sessions=None, think_seconds=None)
     assert Arrivals.parse("even:2").spread(trace, 0, clock=False).timestamps.tolist() == [0.0, 0.5, 1.0]
 

@@ -203,7 +203,7 @@ def prompts(trace: Trace) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_each_format_is_told_from_its_first_line(
+def test_each_format_is_recognised_by_its_first_line(
     tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
 ) -> None:
     path = write(tmp_path, name, SAMPLES[name])
@@ -241,7 +241,7 @@ def test_weka_drops_turns_logged_twice_and_orders_agents_by_time(tmp_path: Path)
     assert names == ["tool_use", "", "end_turn"]
     ids = [each for each, own in zip(prompts(trace), first, strict=True) if own]
     assert ids[0][:2] == [3, 4]
-    assert ids[0][2] < 0  # what is behind the last whole block is nobody else's
+    assert ids[0][2] < 0  # tokens after the last whole block are not shared
     assert ids[1] == [3]
     assert trace.service_seconds is not None
     assert trace.service_seconds[first].tolist() == [5.0, 1.0, 2.0]
@@ -279,7 +279,7 @@ def test_weka_local_ids_are_apart_and_global_ones_go_by_path(tmp_path: Path) -> 
     apart = read(tmp_path, "weka", [session(requests, "local"), session(requests, "local")])
     assert shared.distinct_pages(64) == 2
     assert apart.distinct_pages(64) == 4
-    # Content 4 occurs in three places: behind 3, first, and behind itself.
+    # Content 4 occurs in three places: after 3, first, and after itself.
     trace = read(tmp_path, "weka", WEKA)
     assert trace.distinct_pages(64) == 5
 

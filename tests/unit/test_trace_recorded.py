@@ -65,7 +65,7 @@ def test_weka_as_stored_counts_turns_twice(traces_dir: Path) -> None:
     assert mine.ideal == pytest.approx(0.9712, abs=0.001)
 
 
-def test_weka_sessions_go_on_as_their_clock_says(traces_dir: Path) -> None:
+def test_weka_sessions_continue_by_their_clock(traces_dir: Path) -> None:
     # Think times are whole seconds, and so is the clock. The rest came side by side with the last one.
     with open_source(traces_dir / "weka_cc_v6_global_57sessions.jsonl.gz") as source:
         clock = read_weka(source)

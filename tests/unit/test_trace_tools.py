@@ -64,7 +64,7 @@ def test_words_are_whole_and_lose_nothing() -> None:
 
 
 @given(st.text(max_size=40))
-def test_built_in_tokenizers_tell_texts_apart(text: str) -> None:
+def test_built_in_tokenizers_distinguish_texts(text: str) -> None:
     for name in BUILT_IN:
         encode = load_tokenizer(name, "t")
         assert list(encode(text)) == list(encode(text))
@@ -84,7 +84,7 @@ def test_a_tokenizer_file_is_read_by_path_or_folder(tmp_path: Path) -> None:
     for name in (str(path), str(tmp_path)):
         encode = load_tokenizer(name, "t")
         assert list(encode("abababa")) == [3, 2, 0]
-        assert list(encode("ab\ud800")) == [2]  # half a surrogate pair is no text
+        assert list(encode("ab\ud800")) == [2]  # half a surrogate pair is not text
 
 
 def test_missing_tokenizers_are_clear_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_convert_writes_ids_by_path_and_equal_bytes(weka: Path, tmp_path: Path) 
     converted, original = load_trace(out), load_trace(weka, seed=3)
     assert converted.block_size == 64
     assert converted.distinct_pages(64) == original.distinct_pages(64) == 3
-    assert len(np.unique(converted.ids)) == 4  # 7 first, 7 behind 7, 3, and the partial one
+    assert len(np.unique(converted.ids)) == 4  # 7 first, 7 after 7, 3, and the partial one
     assert converted.timestamps == pytest.approx(original.timestamps)
     CliRunner().invoke(cli, ["trace", "convert", str(weka), "--out", str(again), "--seed", "4"])
     assert out.read_bytes() != again.read_bytes()

@@ -53,7 +53,7 @@ def test_the_fit_is_within_its_stated_errors(name: str, depth: int) -> None:
 
 def test_the_formula_and_its_units() -> None:
     model = PrefillModel(name="made", floor=0.5, fixed=0.1, per_token=1e-3, per_pair=1e-6)
-    # 1,000 tokens behind 2,000: 0.1 + 1 + 1e-6 * 1000 * 2500.
+    # 1,000 tokens after 2,000: 0.1 + 1 + 1e-6 * 1000 * 2500.
     assert model.one(1000, 2000) == pytest.approx(3.6)
     assert model.one(1, 0) == 0.5
     assert model.seconds(np.array([1000, 1]), np.array([2000, 0])).tolist() == pytest.approx([3.6, 0.5])

@@ -26,7 +26,7 @@ def policies() -> dict[str, PolicySpec]:
 
 
 # An architecture plugin is found by matching. This one changes a single answer for the models of one
-# vendor; every hook that it leaves out keeps the core's own answer, bytes per token included.
+# vendor; every hook that it leaves out keeps the core's default, bytes per token included.
 @hookimpl
 def match_model(model: ModelSpec) -> int | None:
     """Claim the models named ``acme-...`` (the folder of their config), ahead of mla's and mha's 10."""

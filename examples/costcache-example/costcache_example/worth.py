@@ -1,4 +1,4 @@
-"""A policy in about 20 lines: it evicts first what is cheapest to recompute."""
+"""A policy in about 20 lines: it first evicts the nodes that are cheapest to recompute."""
 
 from __future__ import annotations
 

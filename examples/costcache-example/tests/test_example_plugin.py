@@ -46,7 +46,7 @@ def test_the_deep_end_of_a_context_outlives_a_shallow_prompt(plugins: PluginMana
         assert kept(cached, short, long) == expected
 
 
-def test_what_more_requests_used_stays(plugins: PluginManager) -> None:
+def test_nodes_with_more_uses_are_kept(plugins: PluginManager) -> None:
     once, often = range(100), range(1000, 1100)
     cached = cache(plugins)
     cached.insert(often)

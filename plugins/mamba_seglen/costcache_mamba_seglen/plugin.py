@@ -1,6 +1,6 @@
 """The hooks for hybrid models, whose recurrent layers keep a state per sequence beside KV.
 
-What they leave out is as in the core: the headroom that is set, of each pool, and exact counts.
+Hooks that are left out keep the core's defaults: the headroom as set, in each pool, and exact counts.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def test_bytes_of_tokens_and_states_are_exact(name: str) -> None:
 
 
 @pytest.mark.parametrize(("unit", "expected"), [("tokens", 64), ("states", 3), ("bytes", 3)])
-def test_only_tokens_go_by_pages(unit: str, expected: int) -> None:
+def test_only_token_counts_are_rounded_to_pages(unit: str, expected: int) -> None:
     model = ModelSpec.preset("qwen3-next")
     pool = PoolState("kv", unit, 1000, 0, 1000, 0, 64)
     found = get_plugins().match(model)

@@ -1,6 +1,6 @@
 """The hooks for models that keep keys and values per head: MHA, GQA, MQA and sliding windows.
 
-What they leave out is as in the core: no free space beyond the headroom that is set, and exact counts.
+Hooks that are left out keep the core's defaults: no free space beyond the headroom as set, and exact counts.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def test_it_claims_multi_head_multi_query_and_sliding_windows() -> None:
         assert get_plugins().match(model).name == "mha"
     assert plugin.token_cost(many, Deployment()).kv_bytes == 32 * 32 * 256 * 2
     assert plugin.token_cost(one, Deployment()).kv_bytes == 32 * 256 * 2
-    # One head is not divided any further: each rank holds it.
+    # One head is not divided any further: each rank stores it.
     assert plugin.token_cost(one, Deployment(tp=8)).kv_bytes == 32 * 256 * 2
     cost = plugin.token_cost(sliding, Deployment())
     assert (cost.kv_bytes, cost.swa_bytes) == (0, 32 * 8 * 256 * 2)

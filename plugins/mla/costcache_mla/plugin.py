@@ -19,7 +19,7 @@ from costcache.settings import PoolSettings
 __all__ = ["SPECIFICITY", "MLASettings"]
 
 SPECIFICITY = 10
-"""Claim on a model of which every attention layer is latent."""
+"""Claim on a model whose attention layers are all latent."""
 
 
 class MLASettings(BaseModel):
@@ -38,7 +38,7 @@ class MLASettings(BaseModel):
 
 @hookimpl
 def match_model(model: ModelSpec) -> int | None:
-    """Claim models with latent attention only; hybrids with states are another plugin's."""
+    """Claim models with latent attention only; hybrids with states belong to another plugin."""
     return SPECIFICITY if model.is_latent and not model.has_states else None
 
 

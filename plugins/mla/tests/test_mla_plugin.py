@@ -76,7 +76,7 @@ def test_a_hybrid_of_latents_and_states_is_declined() -> None:
 @pytest.mark.parametrize(
     "served", [{}, {"tp": 8}, {"tp": 8, "dp_attention": 8}, {"tp": 2, "dp_attention": 2}]
 )
-def test_every_rank_holds_the_whole_latent(served: dict[str, Any]) -> None:
+def test_every_rank_stores_the_whole_latent(served: dict[str, Any]) -> None:
     cost = plugin.token_cost(V3, Deployment(**served))
     # Keys and values of every head would be divided over the ranks.
     assert cost.decompressed_kv_bytes == 61 * 40_960 * 2 // Deployment(**served).attention_tp

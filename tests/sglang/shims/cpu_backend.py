@@ -1,4 +1,4 @@
-"""What the Engine needs on CPU beyond SGLang's own support, for tests only.
+"""Stand-ins that the Engine needs on CPU beyond SGLang's own support, for tests only.
 
 Loaded in every process of an Engine through the entry-point group ``sglang.srt.plugins`` (the test
 makes the entry point). It replaces Triton kernels by plain torch and opens two paths that SGLang

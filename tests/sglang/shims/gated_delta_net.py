@@ -99,7 +99,7 @@ def _delta_rule(
     strength: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """One sequence; changes ``state``. Returns the output and the state in front of each chunk."""
+    """One sequence; changes ``state``. Returns the output and the state before each chunk."""
     repeats = v.shape[1] // q.shape[1]
     q, k = (functional.normalize(t.float(), dim=-1).repeat_interleave(repeats, dim=1) for t in (q, k))
     q, v, keep, strength = q * q.shape[-1] ** -0.5, v.float(), decay.float().exp(), strength.float()
@@ -129,7 +129,7 @@ def chunk_gated_delta_rule_cpu(
     """Prefill; writes the last states to ``initial_state``.
 
     Returns:
-        The output, nothing, and [1, chunks, V, D, K]: the state in front of each chunk.
+        The output, nothing, and [1, chunks, V, D, K]: the state before each chunk.
     """
     out = torch.empty_like(v)
     chunks: list[torch.Tensor] = []
