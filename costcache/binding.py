@@ -128,21 +128,10 @@ class Binding:
     ) -> Pool:
         """Make a pool whose evictions follow the chosen policy and the plugin's hooks.
 
-        Args:
-            name: See :class:`costcache.pool.Pool`, like every argument that is not listed.
-            take: Likewise.
-            unit: Likewise.
-            capacity: Likewise.
-            token_units: Likewise.
-            state_units: Likewise.
-            measure: Likewise.
-            make_order: Makes the order from the states of its pools; :meth:`make_order` by default.
-            ranked: False for a pool that another one names in its ``also``, and whose order ranks it.
-            clock: Likewise.
-            flat: Likewise.
-            lower_tier: Likewise. A lower tier keeps no headroom: every allocation from it asks for room
-                first.
-            also: Likewise.
+        The arguments are those of :class:`costcache.pool.Pool`. ``make_order`` makes the order from the
+        states of its pools, :meth:`make_order` by default; ``ranked`` is False for a pool that another one
+        names in its ``also``, whose order ranks it. A lower tier keeps no headroom: every allocation from it
+        asks for room first.
         """
         return Pool(
             name,

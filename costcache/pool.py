@@ -46,14 +46,7 @@ class Pool:
     :attr:`book` is the pool of KV.
 
     Attributes:
-        name: Name of the pool: ``"kv"``, ``"swa"``, ``"state"``, ``"host"`` or ``"memory"``.
-        unit: The unit of its counts: ``"tokens"``, ``"states"`` or ``"bytes"``.
-        page_size: Tokens per page.
-        capacity: Units that the pool has.
         reserved: Units that running requests own outside the cache; the host keeps this up to date.
-        clock: Logical time, shared by all pools of a cache.
-        take: Frees a victim, or as little of its tail as the second argument asks for. Returns the units
-            freed, or why none were.
         book: The pool that has the records and the order; itself unless it is named in another one's
             ``also``.
         root: Parent of the records that have no parent of their own.
@@ -132,19 +125,19 @@ class Pool:
         """Make an empty pool.
 
         Args:
-            name: Name of the pool.
+            name: Name of the pool: ``"kv"``, ``"swa"``, ``"state"``, ``"host"`` or ``"memory"``.
             take: Frees a victim, or as little of its tail as ``take(victim, units)`` asks for; it calls
                 :meth:`trim`, :meth:`remove` or :meth:`detach`. Returns the units freed, or why none were.
             make_order: Makes a new order from the state of this pool and of those in ``also``, and gives its
                 name; None for a pool that another one names in its ``also``.
             hooks: The plugin's eviction hooks.
-            unit: The unit of all counts.
+            unit: The unit of all counts: ``"tokens"``, ``"states"`` or ``"bytes"``.
             page_size: Tokens per page.
             capacity: Units that the pool has.
             token_units: Units of this pool that a cached token takes.
             state_units: Units that a cached state takes.
             measure: Gives the state of the pool, for a host that keeps the counts itself.
-            clock: Logical time; a clock of its own by default.
+            clock: Logical time, shared by all pools of a cache; a new one by default.
             flat: Records are leaves under the root, whatever their depth.
             lower_tier: A copy of another pool's memory on a slower tier: requests end in that one.
             also: Pools whose memory is at the ends of this one's nodes, ranked by the same order.

@@ -148,9 +148,7 @@ class Plugin:
         return {
             "moody": PolicySpec(lambda cost, pools, settings: Moody(), "raises in next_victim", sees=leaves),
             "deaf": PolicySpec(lambda cost, pools, settings: Deaf(), "raises in an event", sees=leaves),
-            "blind": PolicySpec(
-                lambda cost, pools, settings: Blind(), "names strange nodes", sees=leaves
-            ),
+            "blind": PolicySpec(lambda cost, pools, settings: Blind(), "names strange nodes", sees=leaves),
         }
 
 
