@@ -25,17 +25,25 @@ class Part(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a policy that carries LRU along stands against it.
+    """Comparison with LRU of a policy that steps back where LRU is ahead.
 
     Attributes:
         gained: Tokens found that LRU would not have found.
         lost: Tokens that LRU would have found, and the policy did not.
         behind: LRU is in force now.
+        falls: How often LRU stepped in.
+        since: Count of requests at which LRU stepped in, or back, last; 0 if it never did.
+        run: Requests over which LRU was ahead when it stepped in last.
+        regret: Tokens, by their worth, that it found more in them.
     """
 
     gained: int
     lost: int
     behind: bool
+    falls: int = 0
+    since: int = 0
+    run: int = 0
+    regret: float = 0.0
 
 
 class Explained(Protocol):
