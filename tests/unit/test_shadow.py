@@ -10,6 +10,7 @@ import pytest
 from costcache import Deployment, ModelSpec, RadixCache, RequestInfo, Settings
 from costcache.policies.hazard import Hazard
 from costcache.policies.hazard.judge import Judge
+from costcache.policies.hazard.shadow import ShadowLRU
 from costcache.sim.engine import Simulator
 from costcache.sim.serving import ServingSettings, serve
 from costcache.sim.workloads import generate, workload_settings
@@ -33,6 +34,11 @@ def of(cache: RadixCache) -> Hazard:
     return order
 
 
+def remembered(shadow: ShadowLRU) -> int:
+    """Tokens that were evicted and that LRU may hold."""
+    return sum(parts[0][1] - parts[-1][0] for parts in shadow.remnants.values())
+
+
 def evict(cache: RadixCache, order: Hazard, prompt: int) -> None:
     """Evict a prompt of one token repeated, whatever the policy thinks of it."""
     root = cache._tree.root((None, None))
@@ -49,7 +55,7 @@ def test_a_prompt_that_lru_would_hold_is_lost() -> None:
     ask(cache, [2] * 40)
     evict(cache, of(cache), 1)
     shadow = of(cache).learner.shadow
-    assert sum(remnant.tokens for remnant in shadow.remnants.values()) == 40
+    assert remembered(shadow) == 40
     shadow.room = 70  # LRU evicts 10 of the older prompt
     ask(cache, [1] * 30)
     assert (shadow.gained, shadow.lost, shadow.tokens) == (0, 30, 70)
@@ -75,7 +81,7 @@ def test_remnants_are_bounded_by_what_lru_holds() -> None:
         cache.clock.advance(float(n))
         prompt = int(draw.paretovariate(0.5))
         ask(cache, [prompt] * draw.randint(1, 30), output=prompt % 700)
-        assert shadow._remembered == sum(remnant.tokens for remnant in shadow.remnants.values())
+        assert shadow._remembered == remembered(shadow)
         assert shadow._remembered <= 2 * 500 + 1024 + 30
         assert len(shadow._order) <= 2 * 500 + 1024 + 1
         assert shadow.tokens <= 500

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from costcache.records import NodeRecord
 
-__all__ = ["Cohort", "Piece", "Remnant", "Tracked", "Walk", "join", "split_at"]
+__all__ = ["Cohort", "Part", "Piece", "Tracked", "Walk", "join", "split_at"]
 
 
 class Piece:
@@ -71,25 +71,11 @@ class Walk:
         self.end: Tracked | None = None
 
 
-class Remnant:
-    """Tokens that LRU would still hold although they were evicted here: a stretch of one path.
+Part = tuple[int, int, Walk, bytes | None]
+"""Start, end, walk and content of tokens that were evicted here, and that LRU may hold.
 
-    Attributes:
-        start: First token of the stretch.
-        parts: Start, end, walk and content of its parts, from back to front. The content is None if the cache
-            cannot give it.
-    """
-
-    __slots__ = ("parts", "start")
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.parts: list[tuple[int, int, Walk, bytes | None]] = []
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the stretch; LRU may have evicted some of them since."""
-        return self.parts[0][1] - self.start if self.parts else 0
+The content is None if the cache cannot give it.
+"""
 
 
 class Cohort:
@@ -132,7 +118,7 @@ class Tracked:
         trimmed: Pieces that were trimmed off after those, from front to back.
         pinned_until: Count of requests up to which it stays, since a waiting request needs it.
         dirty: Whether it is on the ranker's list of nodes whose rank is out of date.
-        rest: Tokens trimmed off the node that LRU would still hold; None if there are none.
+        rest: Tokens trimmed off the node that LRU may still hold, from back to front; None if there are none.
         above: The parent of an evicted node.
     """
 
@@ -146,7 +132,7 @@ class Tracked:
         self.trimmed = trimmed
         self.pinned_until = 0
         self.dirty = False
-        self.rest: Remnant | None = None
+        self.rest: list[Part] | None = None
         self.above: Tracked | None = None
 
 

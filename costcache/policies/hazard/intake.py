@@ -129,7 +129,8 @@ class Intake:
             piece.walk = walk
         tracked = record.data = Tracked(record, pieces if len(pieces) < 2 else join(pieces), trimmed)
         tracked.name = name
-        learner.inserted(tracked, before, name)
+        if held := shadow.insert(tracked, before, name):
+            learner.missed(tracked, held)
         walk.end, walk.high = tracked, end
         if shadow.tokens > shadow.room:
             shadow.fit()
@@ -162,7 +163,6 @@ class Intake:
                 piece.walk = walk
                 learner.end(piece, now)
             walk.end, walk.high = tracked, end
-            shadow.asked = end
             if last is not pieces[0]:
                 tracked.pieces = join(pieces)
             tracked.pinned_until = 0

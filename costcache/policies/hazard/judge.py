@@ -11,10 +11,10 @@ logger = logging.getLogger("costcache")
 
 _STRETCH = 10_000
 """Requests for which the chance of a false step-in is stated."""
-_BETS = (0.5, 0.125, 0.03125)
-"""Stakes that are tried side by side, as shares of the most that may be lost on a request of mean length."""
-_MOST = 0.5
-"""Highest stake on one request, as a share of the most that may be lost on it."""
+_HIGH = 0.6
+"""The higher of two stakes, as a share of the most that may be lost on a request of mean length."""
+_LOW = 0.1
+"""The lower one, for small and steady losses."""
 _TOLERANCE = 0.003
 """Share of the tokens asked for that the policy may be behind without any consequence."""
 _LEAST = 50
@@ -30,8 +30,8 @@ class Judge:
     average at most if the hypothesis holds, so that it seldom grows large. A bettor begins at each request,
     so that old evidence, for or against, does not delay the verdict after a change; the money of all of them
     is one number for each stake. If the hypothesis holds, it is ``n`` on average, at most, after ``n``
-    requests. So it ever exceeds ``10,000 / doubt`` within the first 10,000 with a chance of ``doubt`` at most,
-    whenever one looks. That is when LRU steps in.
+    requests. So it ever exceeds ``10,000 / doubt`` within the first 10,000 with a chance of ``doubt`` at
+    most, whenever one looks. That is when LRU steps in.
 
     LRU finds then what it finds, so nobody can tell what the policy would have found. It is in force as long
     as it took to prove it ahead: a trial of the policy costs no more than as long a stretch as before. Each
@@ -67,9 +67,9 @@ class Judge:
         self.run = 0
         self.regret = 0.0
         self.turned = False
-        self._limit = _STRETCH / doubt * len(_BETS)
+        self._limit = 2 * _STRETCH / doubt
         self._asked = 0.0  # tokens, of all requests
-        self._money = [0.0] * len(_BETS)
+        self._high = self._low = 0.0  # money
         self._total = self._lowest = 0.0  # regret since the last verdict, beyond the tolerance
         self._lowest_at = 0
         self._doublings = 0
@@ -78,7 +78,7 @@ class Judge:
     @property
     def evidence(self) -> float:
         """Evidence that LRU is ahead, as a share of what makes it step in."""
-        return sum(self._money) / self._limit
+        return (self._high + self._low) / self._limit
 
     def add(self, regret: float, asked: float) -> None:
         """Account for a request.
@@ -95,16 +95,20 @@ class Judge:
             if self.requests >= self.until:
                 self._step_back()
             return
+        if regret > asked:
+            regret = asked  # of several requests that overlap
+        elif regret < -asked:
+            regret = -asked
         excess = regret - _TOLERANCE * asked
-        self._total += excess
-        if self._total <= self._lowest:
-            self._lowest, self._lowest_at = self._total, self.requests
-        money, sum_, most = self._money, 0.0, _MOST / asked
-        scale = self.requests / self._asked
-        for at, bet in enumerate(_BETS):
-            money[at] = grown = (1.0 + money[at]) * (1.0 + min(bet * scale, most) * excess)
-            sum_ += grown
-        if sum_ > self._limit:
+        self._total = total = self._total + excess
+        if total <= self._lowest:
+            self._lowest, self._lowest_at = total, self.requests
+        # A longer prompt than usual is bet on as if it were a usual one that is lost or found as a whole.
+        usual = self._asked / self.requests
+        excess /= usual if usual > asked else asked
+        self._high = high = (1.0 + self._high) * (1.0 + _HIGH * excess)
+        self._low = low = (1.0 + self._low) * (1.0 + _LOW * excess)
+        if high + low > self._limit:
             self._step_in()
         elif self._doublings and self.requests >= self._holds:
             self._doublings -= 1
@@ -135,7 +139,7 @@ class Judge:
         self.turned = True
         self.since = self.requests
         self._holds = self.requests + self._pause()
-        self._money = [0.0] * len(_BETS)
+        self._high = self._low = 0.0  # money
         self._total = self._lowest = 0.0
         self._lowest_at = self.requests
         logger.info("hazard: LRU steps back after request %d: hazard is in force again", self.requests)

@@ -149,27 +149,21 @@ class Learner:
         """A request found a piece of which LRU does not hold all."""
         self.shadow.use(piece, 1.0 if self._depths == 1 else self.depths.factors[self._depth(piece)])
 
-    def inserted(self, tracked: Tracked, before: Tracked | None, name: int | None) -> None:
-        """A request made a node, of which LRU may hold some tokens; arguments as for the shadow."""
-        shadow, record = self.shadow, tracked.record
-        shadow.asked = record.depth + record.tokens
-        held = shadow.insert(tracked, before, name)
-        if held:
-            value = (
-                1.0 if self._depths == 1 else self.depths.factors[self.depths.of(record.depth + held // 2)]
-            )
-            shadow.lost += held
-            shadow.behind_by += held * value
+    def missed(self, tracked: Tracked, held: int) -> None:
+        """A request made a node, of which LRU holds the first ``held`` tokens."""
+        shadow, depths = self.shadow, self.depths
+        shadow.lost += held
+        value = 1.0 if self._depths == 1 else depths.factors[depths.of(tracked.record.depth + held // 2)]
+        shadow.behind_by += held * value
 
     def end_request(self) -> None:
         """Close the account of a request: what follows is another one's."""
-        shadow, depths = self.shadow, self.depths
-        asked = float(shadow.asked)
+        shadow = self.shadow
+        asked = float(shadow.newest.high)
         if self._depths > 1:
-            asked *= depths.factors[depths.of(shadow.asked)]
+            asked *= self.depths.factors[self.depths.of(shadow.newest.high)]
         self.judge.add(shadow.behind_by, asked)
         shadow.behind_by = 0.0
-        shadow.asked = 0
 
     def _depth(self, piece: Piece) -> int:
         """Range of depth of a piece."""

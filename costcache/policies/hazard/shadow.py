@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from heapq import heapify, heappop, heappush, heapreplace
 
-from costcache.policies.hazard.history import Piece, Remnant, Tracked, Walk
+from costcache.policies.hazard.history import Part, Piece, Tracked, Walk
 
 __all__ = ["ShadowLRU"]
 
@@ -43,9 +43,9 @@ class ShadowLRU:
         tokens: Tokens that LRU holds.
         room: Tokens that it has room for.
         newest: The latest walk.
-        remnants: Remnants by name, see :meth:`costcache.records.NodeRecord.prefix_hash`.
+        remnants: Remnants by name, see :meth:`costcache.records.NodeRecord.prefix_hash`: their parts, from
+            back to front.
         behind_by: Lost minus gained of the request under way, each token by its worth.
-        asked: Tokens of that request, as far as they have been touched.
     """
 
     def __init__(self) -> None:
@@ -54,9 +54,8 @@ class ShadowLRU:
         self.tokens = 0
         self.room = math.inf
         self.newest = Walk(-1, 0)
-        self.remnants: dict[int, Remnant] = {}
+        self.remnants: dict[int, list[Part]] = {}
         self.behind_by = 0.0
-        self.asked = 0
         self._remembered = 0  # tokens of remnants, those that LRU has evicted since included
         self._most = 0
         self._order: list[tuple[int, int, Walk]] = []  # a heap: recency, number, walk
@@ -109,69 +108,60 @@ class ShadowLRU:
             before: Its parent, if that is no root.
             name: The node's name, if there are remnants and it has one.
         """
-        record = tracked.record
-        at = record.depth
-        end = at + record.tokens
+        record, held = tracked.record, 0
+        tokens = record.tokens
         if before is not None and before.rest is not None:
             rest, before.rest = before.rest, None
-            at += self._match(rest, tracked)
-        while at < end and self.remnants:
-            if at != record.depth:
-                name = record.prefix_hash(at - record.depth)
-            remnant = None if name is None else self._take(name)
-            held = 0 if remnant is None else self._match(remnant, tracked)
-            if not held:
+            held = self._match(rest, tracked)
+        while held < tokens and self.remnants:
+            if held:
+                name = record.prefix_hash(held)
+            parts = None if name is None else self.remnants.pop(name, None)
+            if parts is None:
                 break
-            at += held
-        held = at - record.depth
-        self.tokens += record.tokens - held
+            self._remembered -= parts[0][1] - parts[-1][0]
+            more = self._match(parts, tracked)
+            if not more:
+                break
+            held += more
+        self.tokens += tokens - held
         return held
 
-    def _match(self, remnant: Remnant, tracked: Tracked) -> int:
+    def _match(self, parts: list[Part], tracked: Tracked) -> int:
         """Take the tokens of a remnant that a new node has too; returns how many of them LRU holds.
 
         The rest is remembered under a name of its own.
         """
-        record, parts = tracked.record, remnant.parts
-        end = record.depth + record.tokens
-        held = 0
+        record = tracked.record
+        depth, held = record.depth, 0
+        end = depth + record.tokens
         while parts:
             start, stop, walk, content = parts[-1]
-            if walk.high <= start:  # evicted, and so is what follows
-                parts.clear()
+            high = walk.high
+            if high <= start:  # evicted, and so is what follows
                 break
-            stretch = min(stop, end) - start
-            if content is not None and stretch > 0:
-                stretch = min(stretch, record.shared(start - record.depth, content))
-            reach = start + stretch
-            if stretch > 0:
-                walk.low = min(reach, walk.high)
+            reach = stop if stop < end else end
+            if content is not None and reach > start:
+                reach = min(reach, start + record.shared(start - depth, content))
+            if reach > start:
+                walk.low = reach if reach < high else high
                 held += walk.low - start
-            if reach >= stop:
-                parts.pop()
-                if walk.high < stop:
-                    parts.clear()
+            if high <= reach:
+                if high < stop:
                     break
-                continue
-            if walk.high <= reach:
-                parts.clear()
+                parts.pop()
+            elif reach == stop:
+                parts.pop()
             else:
                 if content is not None:
-                    content = content[stretch * len(content) // (stop - start) :]
+                    content = content[(reach - start) * len(content) // (stop - start) :]
                 parts[-1] = reach, stop, walk, content
-                remnant.start = reach
                 if reach == end:
-                    tracked.rest = remnant
+                    tracked.rest = parts
                 elif content is not None:
-                    self._remember(record.prefix_hash_with(reach - record.depth, content), remnant)
-            break
+                    self._remember(record.prefix_hash_with(reach - depth, content), parts)
+                break
         return held
-
-    def _take(self, name: int) -> Remnant | None:
-        remnant = self.remnants.pop(name, None)
-        if remnant is not None:
-            self._remembered -= remnant.tokens
-        return remnant
 
     # -- evictions ---------------------------------------------------------------------------
 
@@ -183,47 +173,59 @@ class ShadowLRU:
             start: Where the tokens start.
             end: Where they end.
         """
-        record, rest = tracked.record, tracked.rest
+        record, rest, piece = tracked.record, tracked.rest, tracked.pieces[-1]
+        depth, walk = record.depth, piece.walk
+        if piece.start <= start:  # the usual case: all of them have one history
+            if walk is None or walk.high <= start:
+                tracked.rest = None  # LRU has evicted them, and so what follows
+            else:
+                part = start, end, walk, record.content(start - depth, end - depth)
+                if rest is None:
+                    tracked.rest = [part]
+                else:
+                    rest.append(part)
+            return
         for piece in reversed(tracked.pieces):
-            stop = piece.start + piece.tokens
-            if piece.start >= end:
+            stop, first, walk = piece.start + piece.tokens, piece.start, piece.walk
+            if first >= end:
                 continue
             if stop <= start:
                 break
-            first, walk = max(start, piece.start), piece.walk
-            stop = min(stop, end)
-            if walk is None or walk.high <= first:  # LRU has evicted it, and so what follows
+            first = max(first, start)
+            if walk is None or walk.high <= first:
                 rest = None
                 continue
             if rest is None:
-                rest = Remnant(first)
-            content = record.content(first - record.depth, end - record.depth)
-            if content is not None and stop < end:
+                rest = []
+            content = record.content(first - depth, end - depth)
+            if stop >= end:
+                stop = end
+            elif content is not None:
                 content = content[: (stop - first) * len(content) // (end - first)]
-            rest.parts.append((first, stop, walk, content))
-            rest.start = first
+            rest.append((first, stop, walk, content))
         tracked.rest = rest
 
     def remove(self, tracked: Tracked, name: int | None) -> None:
         """A node was evicted whole, and :meth:`evict` has been called."""
-        record, rest = tracked.record, tracked.rest
-        parent = record.parent
+        parent, rest = tracked.record.parent, tracked.rest
         tracked.above = None if parent is None else parent.data
         if rest is not None:
             tracked.rest = None
             self._remember(name, rest)
 
-    def _remember(self, name: int | None, remnant: Remnant) -> None:
+    def _remember(self, name: int | None, parts: list[Part]) -> None:
         if name is None:
             return
-        self._take(name)
-        self.remnants[name] = remnant
-        self._remembered += remnant.tokens
+        remnants = self.remnants
+        old = remnants.get(name)
+        if old is not None:
+            self._remembered -= old[0][1] - old[-1][0]
+        remnants[name] = parts
+        self._remembered += parts[0][1] - parts[-1][0]
         if self._remembered > self._most:
-            for stale in [
-                name for name, each in self.remnants.items() if each.parts[-1][2].high <= each.start
-            ]:
-                self._take(stale)
+            for stale in [name for name, each in remnants.items() if each[-1][2].high <= each[-1][0]]:
+                old = remnants.pop(stale)
+                self._remembered -= old[0][1] - old[-1][0]
             self._most = 2 * self._remembered + _SPARE
 
     def release(self) -> None:
@@ -276,7 +278,8 @@ class ShadowLRU:
             walk.end = tracked
             if walk.recency > recency or high <= floor:
                 continue
-            cut = int(min(excess, high - floor))
-            walk.high = high - cut
-            self.tokens -= cut
-            excess -= cut
+            if high - floor > excess:
+                floor = high - int(excess)
+            walk.high = floor
+            self.tokens -= high - floor
+            excess -= high - floor
