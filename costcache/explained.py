@@ -31,11 +31,19 @@ class Verdict(NamedTuple):
         gained: Tokens that hit, and would have missed under LRU.
         lost: Tokens that missed, and would have hit under LRU.
         behind: LRU is in force now.
+        falls: How often LRU stepped in.
+        since: Count of requests at which LRU stepped in, or back, last; 0 if it never did.
+        run: Requests over which LRU was ahead when it stepped in last.
+        regret: Tokens, by their worth, that it found more in them.
     """
 
     gained: int
     lost: int
     behind: bool
+    falls: int = 0
+    since: int = 0
+    run: int = 0
+    regret: float = 0.0
 
 
 class Explained(Protocol):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from costcache.explained import Explained
+from costcache.explained import Explained, Verdict
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim, tuple_maker
 
 __all__ = ["KeyedOrder", "VictimOrder", "overridden"]
@@ -92,6 +92,10 @@ class VictimOrder:
         for record in records:
             record.data = None
             self.insert(record)
+
+    def against_lru(self) -> Verdict | None:
+        """Comparison with LRU, for metrics; None if the order makes none."""
+        return None
 
     def explained(self) -> Explained | None:
         """View of the order by its classes, for ``costcache explain``; None if it has no classes."""

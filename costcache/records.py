@@ -206,6 +206,26 @@ class NodeRecord:
         """
         return None
 
+    def content(self, start: int, end: int) -> bytes | None:  # noqa: ARG002 # for caches that can tell
+        """Bytes that stand for the last tokens of the node: equal bytes are equal tokens.
+
+        Args:
+            start: Tokens of the node before them.
+            end: Tokens of the node, including those of a trim that is being announced.
+
+        Returns:
+            The bytes, the same number for each page; None if the cache cannot give them.
+        """
+        return None
+
+    def prefix_hash_with(self, offset: int, content: bytes) -> int | None:  # noqa: ARG002 # as before
+        """The :meth:`prefix_hash` at an offset, if the page there were the first one of a content."""
+        return None
+
+    def shared(self, offset: int, content: bytes) -> int:  # noqa: ARG002 # for caches that can tell
+        """Tokens, whole pages, that the node has in common from ``offset`` on with what gave ``content``."""
+        return 0
+
     def inherit(self, tail: NodeRecord) -> None:
         """Take over the history of ``tail``, from which this node was just split off as the prefix."""
         self.uses = tail.uses

@@ -213,7 +213,8 @@ def _print_verdicts(found: Explanation) -> None:
         say(
             out,
             f"LRU stepped in from request {step_in.request:,} {back}, "
-            f"{step_in.delay:,} requests after the lead over it peaked",
+            f"{step_in.delay:,} requests after the lead over it peaked: "
+            f"it was ahead by {step_in.regret:,} tokens in {step_in.run:,} requests",
         )
 
 

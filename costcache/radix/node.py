@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Node", "Root"]
+__all__ = ["Node", "Root", "shared_pages"]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -52,19 +52,41 @@ class Node(NodeRecord):
 
     def prefix_hash(self, offset: int = 0) -> int | None:
         """See :class:`costcache.records.NodeRecord`; None for a root and for an evicted node."""
+        if not offset:
+            return self.prefix_hash_with(0, self.edge)
+        start = self._byte(offset)
+        return self.prefix_hash_with(offset, self.key[start : start + len(self.edge)])
+
+    def prefix_hash_with(self, offset: int, content: bytes | bytearray) -> int | None:
+        """See :class:`costcache.records.NodeRecord`; None for a root and for an evicted node."""
         parent = self.parent
         if parent is None:
             return None
-        checksum, page = parent.checksum, self.edge
+        checksum, size = parent.checksum, len(self.edge)
         if checksum is None:
             checksum = parent.prefix_checksum()
         if offset:
-            size = len(page)
-            start = offset * len(self.key) // self.tokens // size * size
-            checksum = zlib.crc32(memoryview(self.key)[:start], checksum)
-            page = bytes(self.key[start : start + size])
+            checksum = zlib.crc32(memoryview(self.key)[: self._byte(offset)], checksum)
+        page = content if len(content) == size else content[:size]
         # With the depth beside the 32-bit checksum, only prefixes of one length can collide.
         return self.depth + offset << 32 | zlib.crc32(page, checksum)
+
+    def _byte(self, offset: int) -> int:
+        """Where the page of the key begins that ``offset`` tokens of the node are before."""
+        size = len(self.edge)
+        return offset * len(self.key) // self.tokens // size * size
+
+    def content(self, start: int, end: int) -> bytes | None:
+        """See :class:`costcache.records.NodeRecord`."""
+        key = self.key
+        return bytes(memoryview(key)[start * len(key) // end :])
+
+    def shared(self, offset: int, content: bytes) -> int:
+        """See :class:`costcache.records.NodeRecord`."""
+        key, size = self.key, len(self.edge)
+        start = self._byte(offset)
+        pages = shared_pages(key[start : start + len(content)], content, size)
+        return pages * size * self.tokens // len(key)
 
     def prefix_checksum(self) -> int:
         """CRC-32 of the whole prefix through this node, including its namespace.
@@ -118,3 +140,19 @@ class Root(Node):
     def hashed_bytes(self) -> bytes:
         """Bytes that the namespace adds to the checksum of its prefixes."""
         return repr(self.namespace).encode()
+
+
+def shared_pages(a: bytearray, b: bytes | memoryview, page_bytes: int) -> int:
+    """Count the whole pages that ``a`` and ``b`` have in common at their start.
+
+    Bisects with memory comparisons: each byte is compared about once, in O(log pages) steps.
+    """
+    low, high = 0, min(len(a), len(b)) // page_bytes
+    while low < high:
+        middle = (low + high + 1) // 2
+        start, stop = low * page_bytes, middle * page_bytes
+        if a[start:stop] == b[start:stop]:  # type: ignore[comparison-overlap] # any buffer
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 from mypy_extensions import mypyc_attr
 
 from costcache.eviction import Refused
-from costcache.radix.node import Node, Root
+from costcache.radix.node import Node, Root, shared_pages
 from costcache.records import Action, NodeRecord, RequestRecord, Victim
 
 if TYPE_CHECKING:
@@ -178,8 +178,6 @@ class RadixTree:
     def trim(self, node: Node, tokens: int) -> None:
         """Cut the last ``tokens`` tokens, whole pages but not all, off a leaf, and free their slots."""
         keep = node.tokens - tokens
-        # In place if little is cut off; a copy if much is, so that the memory is returned.
-        del node.key[keep // self.page_size * self.page_bytes :]
         slots = node.slots
         if slots is not None:
             node.slots = slots[:keep]
@@ -187,6 +185,8 @@ class RadixTree:
                 node.slots = slots[:keep].copy()
         node.checksum = None
         self.pool.trim(node, tokens)
+        # Only now: the order may look at what is trimmed off.
+        del node.key[keep // self.page_size * self.page_bytes :]
         if slots is not None and self.on_free is not None:
             self.on_free(slots[keep:])
 
@@ -233,22 +233,6 @@ class RadixTree:
             node.children = {}
         self.roots.clear()
         self.pool.reset()
-
-
-def shared_pages(a: bytearray, b: bytes | memoryview, page_bytes: int) -> int:
-    """Count the whole pages that ``a`` and ``b`` have in common at their start.
-
-    Bisects with memory comparisons: each byte is compared about once, in O(log pages) steps.
-    """
-    low, high = 0, min(len(a), len(b)) // page_bytes
-    while low < high:
-        middle = (low + high + 1) // 2
-        start, stop = low * page_bytes, middle * page_bytes
-        if a[start:stop] == b[start:stop]:  # type: ignore[comparison-overlap] # any buffer
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _base_size(slots: NDArray[np.int64]) -> int:

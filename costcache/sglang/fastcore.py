@@ -74,6 +74,7 @@ class FastTreeCore(FastWalks, CostTreeCore):
         keep = (tokens - needed) // step * step if step and needed < tokens else 0
         if keep:
             tokens -= keep
+            kv.trim(record, tokens)  # before the key is cut: the order may look at what is trimmed off
             node.key = key = node.key[:keep]
             if self.page_size > 1:
                 node.name.key = key
@@ -82,7 +83,6 @@ class FastTreeCore(FastWalks, CostTreeCore):
             # A view keeps its whole base in memory.
             data.value = left if left.untyped_storage().nbytes() <= keep * _TWICE else left.clone()
             self.component_evictable_size_[FULL] -= tokens
-            kv.trim(record, tokens)
         else:
             self._take_out(node)
             self.component_evictable_size_[FULL] -= tokens

@@ -12,6 +12,10 @@ SGLang exposes at ``/metrics`` whatever its processes register with prometheus_c
     costcache:clamped_total             answers of a plugin that were out of bounds and replaced
     costcache:short_evictions_total     evictions that freed less than their shortfall: no more was evictable
     costcache:fallbacks_total           orders dropped for LRU
+    costcache:step_ins_total            times that LRU stepped in, by the verdict of the policy
+    costcache:lru_in_force              1 while it is in force by that verdict, else 0
+    costcache:gained_tokens_total       tokens found that LRU would not have found
+    costcache:lost_tokens_total         tokens that LRU would have found, and the policy did not
     costcache:excess_units              per eviction, units freed beyond the shortfall
     costcache:decision_seconds          per eviction, time to choose the victims, without freeing them
 
@@ -38,6 +42,11 @@ NAMES = {
     "clamped": ("clamped_total", "Answers of a plugin that were out of bounds and replaced."),
     "short": ("short_evictions_total", "Evictions that freed less than their shortfall."),
 }
+VERDICT = {
+    "falls": ("step_ins_total", "Times that LRU stepped in by the policy's verdict."),
+    "gained": ("gained_tokens_total", "Tokens found that LRU would not have found."),
+    "lost": ("lost_tokens_total", "Tokens that LRU would have found, and the policy did not."),
+}
 EXCESS = (0, 1, 16, 64, 256, 1024, 4096, 16384, 65536)
 SECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 1.0)
 
@@ -56,6 +65,7 @@ class CostMetrics:
         import prometheus_client
 
         counter = collector._counter_cls or prometheus_client.Counter
+        gauge = getattr(collector, "_gauge_cls", None) or prometheus_client.Gauge
         histogram = collector._histogram_cls or prometheus_client.Histogram
         self._labels = dict(collector.labels)
         names = [*self._labels, "pool"]
@@ -64,6 +74,16 @@ class CostMetrics:
             for field, (name, text) in NAMES.items()
         }
         self._fallbacks = counter("costcache:fallbacks_total", "Orders dropped for LRU.", labelnames=names)
+        self._verdict = {
+            field: counter(f"costcache:{name}", text, labelnames=names)
+            for field, (name, text) in VERDICT.items()
+        }
+        self._in_force = gauge(
+            "costcache:lru_in_force",
+            "Whether LRU is in force by the policy's verdict.",
+            labelnames=names,
+            multiprocess_mode="mostrecent",
+        )
         self._excess = histogram(
             "costcache:excess_units", "Units freed beyond the shortfall.", labelnames=names, buckets=EXCESS
         )
@@ -103,6 +123,11 @@ class CostMetrics:
             for field, metric in self._counters.items():
                 of.add(metric, field, getattr(counters, field))
             of.add(self._fallbacks, "fallbacks", pool.fallbacks)
+            verdict = pool.order.against_lru()
+            if verdict is not None:
+                for field, metric in self._verdict.items():
+                    of.add(metric, field, getattr(verdict, field))
+                of.child(self._in_force).set(int(verdict.behind))
 
     def _of_pool(self, name: str) -> _OfPool:
         of = self._of.get(name)
@@ -128,7 +153,8 @@ class _OfPool:
 
     def add(self, metric: Any, name: str, count: int) -> None:
         """Raise a counter to a count."""
-        more = count - self._published.get(name, 0)
-        if more:
+        published = self._published.get(name, 0)
+        if count != published:
             self._published[name] = count
-            self.child(metric).inc(more)
+            # A count of an order begins anew after a reset.
+            self.child(metric).inc(count - published if count > published else count)

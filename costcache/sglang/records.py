@@ -11,6 +11,7 @@ from array import array
 from typing import Any
 
 from costcache.pool import Pool
+from costcache.radix.node import shared_pages
 from costcache.records import NodeRecord
 
 __all__ = ["PoolRecord", "add_record", "drop_record"]
@@ -33,6 +34,31 @@ class PoolRecord(NodeRecord):
         """See :class:`costcache.records.NodeRecord`; None on the Rust core, which hides its keys."""
         node = self.node
         return None if node is None or isinstance(node, int) else _page_hash(node, self.depth, offset)
+
+    def content(self, start: int, end: int) -> bytes | None:
+        """See :class:`costcache.records.NodeRecord`; None if the node has been cut already, too."""
+        node = self.node
+        if node is None or isinstance(node, int):
+            return None
+        tokens = _tokens(node.key)
+        return bytes(memoryview(tokens)[start:end]) if len(tokens) == end else None
+
+    def prefix_hash_with(self, offset: int, content: bytes) -> int | None:
+        """See :class:`costcache.records.NodeRecord`."""
+        node = self.node
+        if node is None or isinstance(node, int):
+            return None
+        checksum = _checksum_before(node)
+        if offset:
+            checksum = zlib.crc32(memoryview(_tokens(node.key))[:offset], checksum)
+        return self.depth + offset << 32 | zlib.crc32(content[: 8 * node.page_size], checksum)
+
+    def shared(self, offset: int, content: bytes) -> int:
+        """See :class:`costcache.records.NodeRecord`."""
+        node = self.node
+        own = memoryview(_tokens(node.key))[offset : offset + len(content) // 8].tobytes()
+        page: int = node.page_size
+        return shared_pages(bytearray(own), content, 8 * page) * page
 
 
 def add_record(

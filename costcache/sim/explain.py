@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -82,11 +82,15 @@ class StepIn:
         request: The request at whose end LRU stepped in, counted from 1.
         delay: Requests since the policy's lead over LRU, in hit tokens, peaked.
         back: The request at whose end the policy took over again; None if it did not.
+        run: Requests over which LRU was ahead, as the policy saw it.
+        regret: Tokens, by their worth to the policy, that LRU found more in them.
     """
 
     request: int
     delay: int
     back: int | None
+    run: int = 0
+    regret: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +281,10 @@ class _Ledger(VictimOrder):
         lead = verdict.gained - verdict.lost
         if verdict.behind != self._lru_decides:
             if verdict.behind:
-                self.step_ins.append(StepIn(request.number, request.number - self._since, None))
+                delay = request.number - self._since
+                self.step_ins.append(StepIn(request.number, delay, None, verdict.run, round(verdict.regret)))
             else:
-                last = self.step_ins[-1]
-                self.step_ins[-1] = StepIn(last.request, last.delay, request.number)
+                self.step_ins[-1] = replace(self.step_ins[-1], back=request.number)
             self._lru_decides = verdict.behind
             self._lead, self._since = lead, request.number
         elif lead >= self._lead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -599,7 +600,9 @@ def test_when_a_use_is_worked_off_changes_nothing(seed: int) -> None:
         looked += len(victims[0])
     assert looked > 100
     assert waited > 100
-    assert order_of(later).snapshot() == order.snapshot()
+    # The shadow looks at the cache's records when it evicts, and others may have touched them meanwhile.
+    found = order.snapshot()
+    assert replace(order_of(later).snapshot(), against_lru=found.against_lru) == found
 
 
 def test_uses_that_nothing_follows_are_worked_off() -> None:

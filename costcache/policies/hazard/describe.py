@@ -17,7 +17,7 @@ from costcache.policies.hazard.snapshot import (
     Snapshot,
 )
 
-__all__ = ["history_of", "snapshot_of"]
+__all__ = ["against_lru", "history_of", "snapshot_of"]
 
 
 def history_of(pieces: Sequence[Piece], learner: Learner) -> list[PieceSnapshot]:
@@ -36,10 +36,26 @@ def history_of(pieces: Sequence[Piece], learner: Learner) -> list[PieceSnapshot]
     ]
 
 
+def against_lru(learner: Learner) -> AgainstLRU:
+    """Describe the comparison with LRU."""
+    shadow, judge = learner.shadow, learner.judge
+    return AgainstLRU(
+        gained=shadow.gained,
+        lost=shadow.lost,
+        behind=judge.behind,
+        falls=judge.falls,
+        since=judge.since,
+        until=judge.until,
+        run=judge.run,
+        regret=judge.regret,
+        evidence=judge.evidence,
+    )
+
+
 def snapshot_of(intake: Intake, learner: Learner, ranker: Ranker) -> Snapshot:
     """Describe an order by its parts."""
     intake.catch_up()
-    now, shadow, table, worth = intake.now, learner.shadow, learner.table, ranker.worth
+    now, table, worth = intake.now, learner.table, ranker.worth
     columns, depths = learner.cohorts, learner.depths.count
     cohorts = []
     at_risk = [0.0] * (len(table) * BINS)
@@ -85,5 +101,5 @@ def snapshot_of(intake: Intake, learner: Learner, ranker: Ranker) -> Snapshot:
         squares=table.squares,
         classes=tuple(classes),
         cohorts=tuple(cohorts),
-        against_lru=AgainstLRU(shadow.gained, shadow.lost, shadow.behind, shadow.falls),
+        against_lru=against_lru(learner),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Literal
@@ -25,11 +26,18 @@ __all__ = ["HazardExplained", "StatesExplained"]
 
 
 class HazardExplained:
-    """Classes of tokens of :class:`~costcache.policies.hazard.order.Hazard`."""
+    """Classes of tokens of :class:`~costcache.policies.hazard.order.Hazard`.
+
+    Attributes:
+        against_lru: Gives the comparison of the order with LRU.
+    """
 
     unit: Literal["tokens", "states"] = "tokens"
 
-    def __init__(self, intake: Intake, learner: Learner, ranker: Ranker) -> None:
+    def __init__(
+        self, intake: Intake, learner: Learner, ranker: Ranker, against_lru: Callable[[], Verdict]
+    ) -> None:
+        self.against_lru = against_lru
         self._intake, self._learner, self._ranker = intake, learner, ranker
         self.ages: list[float] = edges()[1:].tolist()
 
@@ -56,12 +64,6 @@ class HazardExplained:
         """Share that is not used again up to each age, as of the last estimate."""
         estimated = self._learner.estimated
         return [] if estimated is None else _unused(estimated.shares().T, group)
-
-    def against_lru(self) -> Verdict:
-        """Comparison of the order with LRU."""
-        self._intake.catch_up()
-        shadow = self._learner.shadow
-        return Verdict(shadow.gained, shadow.lost, shadow.behind)
 
     def tables(self) -> str:
         """Text of a file of what was learned, which the setting ``tables`` takes."""

@@ -7,10 +7,9 @@ histories, as if it were several nodes in a row.
 
 from __future__ import annotations
 
-from costcache.policies.hazard.shadow import Span
 from costcache.records import NodeRecord
 
-__all__ = ["Cohort", "Piece", "Tracked", "join", "split_at"]
+__all__ = ["Cohort", "Part", "Piece", "Tracked", "Walk", "join", "split_at"]
 
 
 class Piece:
@@ -24,11 +23,10 @@ class Piece:
         last_use: Time of the last use.
         group: Number of its class, as far as it is known before the request that used it has ended.
         cohort: Where its open reuse interval counts; None until the request has ended.
-        span: Time of its last use in the comparison with LRU.
-        locked: Whether requests that used it are still running, as far as is known.
+        walk: The walk that touched it last, in the comparison with LRU; None once it has been evicted.
     """
 
-    __slots__ = ("cohort", "first_use", "group", "last_use", "locked", "span", "start", "tokens", "uses")
+    __slots__ = ("cohort", "first_use", "group", "last_use", "start", "tokens", "uses", "walk")
 
     def __init__(self, start: int, tokens: int, now: float, group: int) -> None:
         self.start = start
@@ -37,8 +35,7 @@ class Piece:
         self.first_use = self.last_use = now
         self.group = group
         self.cohort: Cohort | None = None
-        self.span: Span | None = None
-        self.locked = True
+        self.walk: Walk | None = None
 
     @property
     def end(self) -> int:
@@ -48,10 +45,37 @@ class Piece:
     def cut(self, at: int) -> Piece:
         """Keep the tokens before ``at``; return the rest, with the same history."""
         rest = Piece(at, self.start + self.tokens - at, self.last_use, self.group)
-        rest.uses, rest.first_use, rest.cohort, rest.span = self.uses, self.first_use, self.cohort, self.span
-        rest.locked = self.locked
+        rest.uses, rest.first_use, rest.cohort, rest.walk = self.uses, self.first_use, self.cohort, self.walk
         self.tokens = at - self.start
         return rest
+
+
+class Walk:
+    """One walk of the tree, as LRU remembers it: an interval of its path that LRU holds.
+
+    A later walk of the same prefix takes tokens from the front, and LRU evicts from the back. So the tokens
+    of which this walk is still the latest are ``[low, high)`` of its path.
+
+    Attributes:
+        low: First token that no later walk has touched.
+        high: End of the tokens that LRU has not evicted.
+        recency: ``Clock.accesses`` at the walk; higher once it is known that the path was touched again.
+        end: The deepest node of the path that may still be in the cache.
+    """
+
+    __slots__ = ("end", "high", "low", "recency")
+
+    def __init__(self, recency: int, start: int) -> None:
+        self.low = self.high = start
+        self.recency = recency
+        self.end: Tracked | None = None
+
+
+Part = tuple[int, int, Walk, bytes | None]
+"""Start, end, walk and content of tokens that were evicted here, and that LRU may hold.
+
+The content is None if the cache cannot give it.
+"""
 
 
 class Cohort:
@@ -94,9 +118,11 @@ class Tracked:
         trimmed: Pieces that were trimmed off after those, from front to back.
         pinned_until: Count of requests up to which it stays, since a waiting request needs it.
         dirty: Whether it is on the ranker's list of nodes whose rank is out of date.
+        rest: Tokens trimmed off the node that LRU may still hold, from back to front; None if there are none.
+        above: The parent of an evicted node.
     """
 
-    __slots__ = ("dirty", "name", "pieces", "pinned_until", "record", "stamp", "trimmed")
+    __slots__ = ("above", "dirty", "name", "pieces", "pinned_until", "record", "rest", "stamp", "trimmed")
 
     def __init__(self, record: NodeRecord, pieces: list[Piece], trimmed: list[Piece]) -> None:
         self.record = record
@@ -106,6 +132,8 @@ class Tracked:
         self.trimmed = trimmed
         self.pinned_until = 0
         self.dirty = False
+        self.rest: list[Part] | None = None
+        self.above: Tracked | None = None
 
 
 def join(pieces: list[Piece]) -> list[Piece]:
@@ -114,7 +142,7 @@ def join(pieces: list[Piece]) -> list[Piece]:
     for piece in pieces[1:]:
         last = kept[-1]
         same = piece.group == last.group and piece.cohort is last.cohort
-        if same and piece.span is last.span and piece.locked == last.locked:
+        if same and piece.walk is last.walk:
             last.tokens += piece.tokens
             last.uses, last.first_use = piece.uses, piece.first_use
         else:

@@ -29,7 +29,7 @@ class Intake:
 
     Attributes:
         pending: Uses that were noted: the node, the time, the tokens from and up to which it reached, and
-            its locks.
+            its recency.
         ghosts: Pieces of evicted nodes.
         now: The latest time of a use.
         began: The time of the first use.
@@ -76,7 +76,7 @@ class Intake:
             self.catch_up()
         if not self.nodes and not self.requests:
             self.began = record.last_use
-        learner, ghosts = self._learner, self.ghosts
+        learner, ghosts, shadow = self._learner, self.ghosts, self._learner.shadow
         now, at, tokens = record.last_use, record.depth, record.tokens
         if now > self.now:
             self.now = now
@@ -84,64 +84,85 @@ class Intake:
             now = self.now
         end = at + tokens
         known: list[Piece] = []
+        before: Tracked | None = None
+        walk, recency = shadow.newest, record.recency
         if at:
-            # What follows a trimmed node is, except in rare cases, what was trimmed off it.
             parent = record.parent
-            before: Tracked | None = None if parent is None else parent.data
-            if parent is not None and before is not None and parent.live_children == 1:
+            before = None if parent is None else parent.data
+            if parent is not None and before is not None:
                 last = before.pieces[-1]
-                if last.end > at:
-                    # Trimmed while the request waited, which had used it whole: it was not touched again.
-                    self._cut_off(before, [last.cut(at)])
-                if before.trimmed and before.trimmed[0].start == at:
-                    known, before.trimmed = before.trimmed, []
+                if last.walk is walk:
+                    walk.recency = recency  # the request walked its path again
+                if parent.live_children == 1:
+                    # What follows a trimmed node is, except in rare cases, what was trimmed off it.
+                    if last.end > at:
+                        # Trimmed while the request waited, which had used it whole: it was not touched again.
+                        self._cut_off(before, [last.cut(at)])
+                    if before.trimmed and before.trimmed[0].start == at:
+                        known, before.trimmed = before.trimmed, []
         else:
             self.requests += 1
-            learner.shadow.end_request()
+            learner.end_request()
         self.resident += tokens
+        shadow.room = max(shadow.room, self.resident)
+        if recency != walk.recency:
+            walk = shadow.begin(recency, at)
+        name = record.prefix_hash() if shadow.remnants or (ghosts.tokens and not known) else None
+        named = name
         pieces: list[Piece] = []
         trimmed: list[Piece] = []
-        name: int | None = None
         while at < end:
             if not known and ghosts.tokens:
-                named = record.prefix_hash(at - record.depth)
-                if at == record.depth:
-                    name = named
+                if at != record.depth:
+                    named = record.prefix_hash(at - record.depth)
                 known = ghosts.take(named) or []
             if not known:
-                piece = Piece(at, end - at, now, learner.classes.open)
-                piece.span = learner.shadow.use(None, end - at, found=False)
-                pieces.append(piece)
+                pieces.append(Piece(at, end - at, now, learner.classes.open))
                 break
             known, beyond = split_at(known, end)
             for piece in known:
-                learner.end(piece, now, 0, found=False)
+                learner.end(piece, now)
             pieces += known
             at = known[-1].end
             trimmed, known = beyond, []
+        for piece in pieces:
+            piece.walk = walk
         tracked = record.data = Tracked(record, pieces if len(pieces) < 2 else join(pieces), trimmed)
         tracked.name = name
+        if held := shadow.insert(tracked, before, name):
+            learner.missed(tracked, held)
+        walk.end, walk.high = tracked, end
+        if shadow.tokens > shadow.room:
+            shadow.fit()
         self.nodes += 1
-        if self.full:
-            learner.shadow.fit(self.resident)  # LRU would have had to make the same room
         self._dirty.append(tracked)
         tracked.dirty = True
 
     def catch_up(self) -> None:
         """Do the work of the uses noted up to now; it comes before anything else that happens."""
-        learner, dirty = self._learner, self._dirty
-        for tracked, now, depth, end, locks in self.pending:
+        learner, dirty, shadow = self._learner, self._dirty, self._learner.shadow
+        walk = shadow.newest
+        for tracked, now, depth, end, recency in self.pending:
             if now > self.now:  # noqa: PLR1730 # max is a call
                 self.now = now
             if not depth:
                 self.requests += 1
-                learner.shadow.end_request()
+                learner.end_request()
+            if recency != walk.recency:
+                walk = shadow.begin(recency, depth)
             pieces = tracked.pieces
             last = pieces[-1]
             if last.start + last.tokens > end:
                 self._cut_off(tracked, [last.cut(end)])
             for piece in pieces:
-                learner.end(piece, now, locks)
+                before, stop = piece.walk, piece.start + piece.tokens
+                if before is not None and stop <= before.high:
+                    before.low = stop  # LRU has it too: the usual case of shadow.use
+                else:
+                    learner.found(piece)
+                piece.walk = walk
+                learner.end(piece, now)
+            walk.end, walk.high = tracked, end
             if last is not pieces[0]:
                 tracked.pieces = join(pieces)
             tracked.pinned_until = 0
@@ -168,12 +189,17 @@ class Intake:
         self.resident -= tokens
         tracked: Tracked = record.data
         pieces, end = tracked.pieces, record.depth + record.tokens
+        shadow = self._learner.shadow
+        shadow.room = self.resident
+        shadow.evict(tracked, end, end + tokens)
         if pieces[-1].start >= end:  # another piece is the last one now
             tracked.pieces, off = split_at(pieces, end)
             self._cut_off(tracked, off)
             self._ranker.mark_dirty(tracked)
 
     def _cut_off(self, tracked: Tracked, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            piece.walk = None
         tracked.trimmed[:0] = pieces
         if len(tracked.trimmed) > _TRIMMED:
             self._censor(tracked.trimmed[_TRIMMED:])
@@ -184,14 +210,20 @@ class Intake:
         if self.pending:
             self.catch_up()
         tracked: Tracked = record.data
+        shadow = self._learner.shadow
+        shadow.evict(tracked, record.depth, record.depth + record.tokens)
         record.data = None
         tracked.stamp = 0
         self.nodes -= 1
         self.resident -= record.tokens
-        pieces = tracked.pieces + tracked.trimmed
+        shadow.room = self.resident
         name = tracked.name
         if name is None:
             name = record.prefix_hash()
+        shadow.remove(tracked, name)
+        for piece in tracked.pieces:
+            piece.walk = None
+        pieces = tracked.pieces + tracked.trimmed
         if name is None:
             self._censor(pieces)
         else:
@@ -206,6 +238,10 @@ class Intake:
         if self.pending:
             self.catch_up()
         self.clock = "seconds" if request.in_seconds else "requests"
+        shadow = self._learner.shadow
+        shadow.release()
+        if shadow.tokens > shadow.room:
+            shadow.fit()
         learner, now = self._learner, self.now
         number, classes = request.number, learner.classes
         open_class = classes.open
@@ -223,11 +259,8 @@ class Intake:
             if tracked is None:
                 break  # the root, or an end that has been evicted
             moved = False
-            free = not record.locks
             for piece in tracked.pieces:
                 group = piece.group
-                if free and piece.locked:
-                    learner.release(piece)
                 if group == open_class:
                     if record.creator != number:
                         continue  # its own request is still running

@@ -14,7 +14,8 @@ from costcache.policies.hazard.bins import BINS, ENDS, age_bin, bincount_2d, edg
 from costcache.policies.hazard.classes import FAMILIES, SPANS, Classes
 from costcache.policies.hazard.cohorts import Cohorts
 from costcache.policies.hazard.depths import Depths
-from costcache.policies.hazard.history import Piece
+from costcache.policies.hazard.history import Piece, Tracked
+from costcache.policies.hazard.judge import Judge
 from costcache.policies.hazard.life_table import Estimate, LifeTable
 from costcache.policies.hazard.shadow import ShadowLRU
 from costcache.policies.hazard.tables import Tables
@@ -27,8 +28,6 @@ __all__ = ["Learner"]
 
 _SHARE = 0.02
 """Share of uses that are followed by another in each bin of age, before anything is seen."""
-_DOUBT = 0.25
-"""Share of what was learned that is kept when it turned out to be worse than LRU."""
 
 
 class Learner:
@@ -38,31 +37,37 @@ class Learner:
         table: Intervals that ended, and those that were censored.
         classes: The classes.
         cohorts: Intervals that are open.
-        shadow: LRU of the same size, which sees the same uses.
+        shadow: LRU of the same size, which sees the same requests.
+        judge: Says whether that is ahead.
         depths: Ranges of depth that are told apart.
         estimated: The last estimate; None before the first one.
         tables: Tables of another run to start from; None where there are none, or they have been added.
         watched_before: Time over which the tables were learned that it started from.
     """
 
-    def __init__(self, depths: Depths, strength: float, memory: float, tables: Tables | None = None) -> None:
+    def __init__(
+        self, depths: Depths, strength: float, memory: float, doubt: float, tables: Tables | None = None
+    ) -> None:
         """Start as LRU.
 
         Args:
             depths: Ranges of depth to tell apart.
             strength: Intervals of mean size that outweigh what is expected of similar classes.
             memory: Share of what was learned that an estimate leaves to the next one.
+            doubt: Chance, at most, of a false step-in of LRU within 10,000 requests.
             tables: Tables of another run to start from.
         """
         self.table = LifeTable(FAMILIES, strength, _SHARE)
         self.classes = Classes(self.table)
         self.cohorts = Cohorts()
         self.shadow = ShadowLRU()
+        self.judge = Judge(doubt)
         self.depths = depths
         self.estimated: Estimate | None = None
         self.tables = tables
         self.watched_before = 0.0
         self._memory = memory
+        self._forgotten = 0  # requests, from the first on, that the table has forgotten, or as many as
         # Read for each use: one look-up instead of two.
         self._depths = depths.count
         self._by_uses = self.classes.by_uses
@@ -70,24 +75,14 @@ class Learner:
 
     # -- intervals ---------------------------------------------------------------------------
 
-    def end(self, piece: Piece, now: float, locks: int, *, found: bool = True) -> None:
+    def end(self, piece: Piece, now: float) -> None:
         """End a piece's interval with a use. The next one gets its class when the request ends.
 
         Args:
             piece: The piece.
             now: Time of the use.
-            locks: Locks on its node by requests that are running.
-            found: Whether it was in the cache.
         """
-        tokens, cohort, span, shadow = piece.tokens, piece.cohort, piece.span, self.shadow
-        if found and not piece.locked and span is not None and not span.evicted and span is not shadow.oldest:
-            span.tokens -= tokens  # LRU has it too: the usual case of shadow.use
-            piece.span = shadow.newest
-        else:
-            value = 1.0 if self._depths == 1 else self.depths.factors[self._depth(piece)]
-            released = not piece.locked
-            piece.span = shadow.use(span, tokens, found, value, released=released, locked=locks > 0)
-        piece.locked = True
+        tokens, cohort = piece.tokens, piece.cohort
         if cohort is None:  # the request before this one has not ended
             group = piece.group
         else:
@@ -131,26 +126,44 @@ class Learner:
         if piece.cohort is not None:
             self._at_risk[piece.cohort.whole().slot] -= piece.tokens
 
-    def release(self, piece: Piece) -> None:
-        """Unlock a piece: no running request uses it any more, and LRU could evict it from now on."""
-        piece.locked = False
-        span = piece.span
-        if span is not None:
-            if span.evicted:
-                piece.span = self.shadow.release(span, piece.tokens)
-            else:  # the usual case of shadow.release
-                span.tokens += piece.tokens
-
     def censor(self, pieces: list[Piece], now: float) -> None:
         """Forget pieces, whose intervals are censored."""
         for piece in pieces:
-            if piece.span is not None:
-                self.shadow.forget(piece.span, piece.tokens, released=not piece.locked)
             if piece.cohort is not None:
                 cohort = piece.cohort.whole()
                 self._at_risk[cohort.slot] -= piece.tokens
                 at = cohort.stratum // self._depths * BINS + age_bin(now - piece.last_use)
                 self.table.censored[at] += piece.tokens
+
+    # -- against LRU -------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        """Let what was learned before LRU got ahead weigh no more than what was learned since."""
+        judge = self.judge
+        learned, run = judge.requests - self._forgotten, judge.run
+        kept = min(1.0, 2.0 * run / max(1, learned))
+        self.table.fade(kept)
+        self._forgotten = judge.requests - int(kept * learned)
+
+    def found(self, piece: Piece) -> None:
+        """A request found a piece of which LRU does not hold all."""
+        self.shadow.use(piece, 1.0 if self._depths == 1 else self.depths.factors[self._depth(piece)])
+
+    def missed(self, tracked: Tracked, held: int) -> None:
+        """A request made a node, of which LRU holds the first ``held`` tokens."""
+        shadow, depths = self.shadow, self.depths
+        shadow.lost += held
+        value = 1.0 if self._depths == 1 else depths.factors[depths.of(tracked.record.depth + held // 2)]
+        shadow.behind_by += held * value
+
+    def end_request(self) -> None:
+        """Close the account of a request: what follows is another one's."""
+        shadow = self.shadow
+        asked = float(shadow.newest.high)
+        if self._depths > 1:
+            asked *= self.depths.factors[self.depths.of(shadow.newest.high)]
+        self.judge.add(shadow.behind_by, asked)
+        shadow.behind_by = 0.0
 
     def _depth(self, piece: Piece) -> int:
         """Range of depth of a piece."""
@@ -169,7 +182,7 @@ class Learner:
             self.tables = None
 
     def estimate(self, now: float, watched: float) -> tuple[Estimate, NDArray[np.int64]]:
-        """Estimate survival, after a look at whether LRU would have done better.
+        """Estimate survival.
 
         Args:
             now: The time.
@@ -182,8 +195,11 @@ class Learner:
 
         if self._memory < 1.0:
             self.table.fade(self._memory)
-        if self.shadow.judge() and self.shadow.behind:
-            self.table.fade(_DOUBT)
+        judge = self.judge
+        if judge.turned:
+            judge.turned = False
+            if judge.behind:
+                self._forget()
         strata, ages, at_risk = self.cohorts.merge(now)
         present = strata // self._depths
         count = len(self.table)

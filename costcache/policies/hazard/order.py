@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from costcache.explained import Verdict
 from costcache.orders import VictimOrder
 from costcache.policies.hazard.depths import Depths
 from costcache.policies.hazard.history import Tracked
@@ -90,7 +91,7 @@ class Hazard(VictimOrder):
         """
         depths = Depths(cost if settings.objective == "flops" else None)
         tables = None if settings.tables is None else load_tables(settings.tables)
-        self.learner = Learner(depths, settings.strength, settings.memory, tables)
+        self.learner = Learner(depths, settings.strength, settings.memory, settings.doubt, tables)
         self.ranker = Ranker(self.learner, Worth(depths))
         self.intake = Intake(self.learner, self.ranker, capacity * settings.ghosts)
         self.rank_at = -_LATE  # so that the first victim is ranked for
@@ -110,7 +111,7 @@ class Hazard(VictimOrder):
     def use(self, record: NodeRecord) -> None:
         # A request waits for its match, which therefore only notes the use: see Intake.catch_up.
         pending, depth = self._pending, record.depth
-        pending.append((record.data, record.last_use, depth, depth + record.tokens, record.locks))
+        pending.append((record.data, record.last_use, depth, depth + record.tokens, record.recency))
         if len(pending) > _PENDING:
             self.intake.catch_up()
 
@@ -138,6 +139,7 @@ class Hazard(VictimOrder):
             self.ranker.mark_dirty(parent.data)
 
     def unlock(self, record: NodeRecord) -> None:
+        self.learner.shadow.release()
         if not record.live_children:
             self.ranker.mark_dirty(record.data)
 
@@ -157,7 +159,7 @@ class Hazard(VictimOrder):
         # Nobody waits for a request that has ended, so what the next victims need is done now.
         intake.ghosts.fit()
         ranker.flush_dirty(intake.requests, intake.now)
-        if self._asked and intake.requests >= self.estimate_at:
+        if (self._asked and intake.requests >= self.estimate_at) or self.learner.judge.turned:
             self._estimate()
         elif intake.requests >= self.rank_at:
             self._rank()
@@ -172,7 +174,7 @@ class Hazard(VictimOrder):
         if self._dirty:
             ranker.flush_dirty(intake.requests, intake.now)
         if intake.requests >= self.rank_at + self._late:
-            if intake.requests >= self.estimate_at:
+            if intake.requests >= self.estimate_at or self.learner.judge.turned:
                 self._estimate()
             else:
                 self._rank()
@@ -193,7 +195,6 @@ class Hazard(VictimOrder):
         intake, ranker = self.intake, self.ranker
         if ranker.pinned_by_waiters:
             ranker.unpin(intake.requests)
-        self.learner.shadow.end_span()
         after = min(self._refresh_after, 1 + len(ranker) // _TICKS)
         self.rank_at = intake.requests + after
         ahead = min(_AHEAD * (1 + after), _FURTHEST)
@@ -213,7 +214,7 @@ class Hazard(VictimOrder):
                 learner.start(intake.clock)
         ranker.sweep(intake.nodes)
         estimate, present = learner.estimate(intake.now, intake.watched)
-        ranker.worth.as_lru = learner.shadow.behind
+        ranker.worth.as_lru = learner.judge.behind
         ranker.worth.learn(estimate, present, 2.0 * intake.watched)
         self._rank()
 
@@ -232,7 +233,14 @@ class Hazard(VictimOrder):
 
         return snapshot_of(self.intake, self.learner, self.ranker)
 
+    def against_lru(self) -> Verdict:
+        self.intake.catch_up()
+        shadow, judge = self.learner.shadow, self.learner.judge
+        return Verdict(
+            shadow.gained, shadow.lost, judge.behind, judge.falls, judge.since, judge.run, judge.regret
+        )
+
     def explained(self) -> HazardExplained:
         from costcache.policies.hazard.explained import HazardExplained
 
-        return HazardExplained(self.intake, self.learner, self.ranker)
+        return HazardExplained(self.intake, self.learner, self.ranker, self.against_lru)

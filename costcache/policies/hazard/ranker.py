@@ -91,8 +91,6 @@ class Ranker:
                 self.pinned_by_waiters[tracked] = None
                 continue
             for piece in tracked.pieces:
-                if piece.locked:
-                    learner.release(piece)
                 if piece.cohort is None:
                     learner.begin(piece, piece.group, now)
             cohort = tracked.pieces[-1].cohort

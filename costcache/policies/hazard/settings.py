@@ -34,6 +34,12 @@ class HazardSettings(BaseModel):
     memory: float = Field(
         1.0, gt=0.0, le=1.0, description="Share of what was learned that an estimate leaves to the next one."
     )
+    doubt: float = Field(
+        0.01,
+        gt=0.0,
+        le=1.0,
+        description="Chance, at most, that LRU steps in within 10,000 requests although it is not ahead.",
+    )
     tables: Path | None = Field(
         None,
         description="File of what another run learned, to start from: see 'costcache explain "

@@ -1,168 +1,285 @@
-"""Shadow LRU: the hits LRU would have had, so that a policy can step back where it is behind."""
+"""Shadow LRU: the tokens that LRU of the same size would hold, and the hits that it would have had."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from heapq import heapify, heappop, heappush, heapreplace
 
-__all__ = ["ShadowLRU", "Span"]
+from costcache.policies.hazard.history import Part, Piece, Tracked, Walk
 
-_DECAY = 0.8
-"""Share of the evidence that a verdict leaves to the next one."""
-_SURE = 1.0
-"""Standard deviations by which a policy must be behind."""
-_PAUSE = 8
-"""Verdicts for which LRU is in force at first; each further time twice as many."""
-_LONGEST = 128
+__all__ = ["ShadowLRU"]
 
-
-class Span:
-    """Tokens that were last used in one stretch of time.
-
-    Attributes:
-        tokens: Number of those that may be evicted, since no running request locks them.
-        evicted: Whether LRU would have evicted these by now.
-    """
-
-    __slots__ = ("evicted", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.evicted = False
+_PER_END = 64
+"""Parked walks that are looked at again for each request that ends."""
+_SPARE = 1024
+"""Stale entries that are tolerated, besides as many as there are others."""
 
 
 class ShadowLRU:
-    """An LRU cache of the same size that sees the same uses, without its contents.
+    """An LRU cache of the same size that sees the same requests, to the token.
 
-    LRU keeps what was used last, as much as fits. So it is enough to know of all tokens in which span of time
-    they were used last, evicted ones included: spans are evicted from the old end while more tokens than fit
-    were used later. Each use then tells whether LRU would have had it. Spans are a few requests wide.
+    LRU evicts leaves, the least recent first, page by page. A request touches its whole path. So each walk
+    owns an interval of its path: later walks take tokens from its front, and evictions from its back. LRU's
+    cache is the sum of these intervals, and its next victim is the end of the interval of the oldest walk.
 
-    Tokens pinned by running requests are unevictable in both caches and take room in both. When the last of
-    the requests has ended they are released, and are as old as their last use.
+    The tokens are looked up by what the cache itself knows. A cached one is in a piece of a node, which names
+    its latest walk. One that was evicted here and that LRU holds is in a *remnant*: by the name of its first
+    page, with its content, so that a prompt that shares only a part of it is told apart.
 
-    The verdict is on the difference in hits, request by request since those of one request are not
-    independent: a policy is behind where the sum is negative by more than its own noise.
+    What happens to a path between two uses need not be announced. It is looked up in the cache's own records
+    when the end of an interval is about to be evicted: a pinned token stays, in both caches, and one that was
+    touched since (by a waiting request, or by the second walk of a request) gets its place then.
+
+    LRU's room is that of the cache: what running requests own is owned in both. It is known after each
+    eviction, which leaves just what is needed.
+
+    Exact where requests come one at a time, trims are exact, and the cache can give contents. Otherwise a
+    remnant counts as the same tokens if its first page is the same. LRU is taken to trim exactly, whatever
+    the cache does.
 
     Attributes:
-        behind: LRU should be in force now.
-        falls: How often that became so.
         gained: Tokens found that LRU would not have found, since the start.
         lost: Tokens that LRU would have found, and the policy did not, since the start.
-        newest: The span of what is used now.
-        oldest: The span that LRU evicts from next; a part of it may have been evicted already.
+        tokens: Tokens that LRU holds.
+        room: Tokens that it has room for.
+        newest: The latest walk.
+        remnants: Remnants by name, see :meth:`costcache.records.NodeRecord.prefix_hash`: their parts, from
+            back to front.
+        behind_by: Lost minus gained of the request under way, each token by its worth.
     """
 
     def __init__(self) -> None:
-        self.behind = False
-        self.falls = 0
         self.gained = 0
         self.lost = 0
-        self._room = math.inf
-        self._spans: deque[Span] = deque()
-        self._cached = 0  # tokens, pinned ones included
-        self.newest = self.oldest = Span()
-        self._spans.append(self.newest)
-        self._request = 0.0  # difference of the request under way
-        self._sum = 0.0
-        self._squares = 0.0
-        self._pause = 0
-        self._next_pause = _PAUSE
+        self.tokens = 0
+        self.room = math.inf
+        self.newest = Walk(-1, 0)
+        self.remnants: dict[int, list[Part]] = {}
+        self.behind_by = 0.0
+        self._remembered = 0  # tokens of remnants, those that LRU has evicted since included
+        self._most = 0
+        self._order: list[tuple[int, int, Walk]] = []  # a heap: recency, number, walk
+        self._walks = 0
+        self._most_walks = _SPARE
+        self._parked: list[Walk] = []
+        self._looks = 0
 
-    def use(
-        self,
-        span: Span | None,
-        tokens: int,
-        found: bool,
-        value: float = 1.0,
-        *,
-        released: bool = True,
-        locked: bool = False,
-    ) -> Span:
-        """Use tokens, or add new ones where ``span`` is None; returns their span from now on, locked.
+    # -- requests ----------------------------------------------------------------------------
+
+    def begin(self, recency: int, start: int) -> Walk:
+        """Begin a walk.
 
         Args:
-            span: Their span up to now.
-            tokens: Number of tokens.
-            found: They were in the cache.
-            value: Worth of a hit of one token to the verdict.
-            released: They have been released since their last use.
-            locked: A running request pins them, so that LRU has them too.
+            recency: ``Clock.accesses``.
+            start: First token of its path that it has not touched before.
         """
-        if span is not None and not released:
-            span = self.release(span, tokens)
-        if span is None:
-            self._cached += tokens
-        elif span.evicted:
-            self._cached += tokens
-            if found and not locked:
-                self.gained += tokens
-                self._request += tokens * value
-        else:
-            kept = tokens
-            if span is self.oldest and not locked and (excess := self._cached - self._room) > 0:
-                kept -= int(tokens * min(1.0, excess / span.tokens))  # LRU would have evicted a part of it
-            span.tokens -= tokens
-            if not found:
-                self.lost += kept
-                self._request -= kept * value
-            elif kept < tokens:
-                self.gained += tokens - kept
-                self._request += (tokens - kept) * value
-        return self.newest
+        if self.tokens > self.room:
+            self.fit(recency)  # for the request before, which made nothing here
+        walk = self.newest = Walk(recency, start)
+        self._walks += 1
+        order = self._order
+        heappush(order, (recency, self._walks, walk))
+        if len(order) > self._most_walks:
+            order[:] = [entry for entry in order if entry[2].high > entry[2].low]
+            heapify(order)
+            self._most_walks = 2 * len(order) + _SPARE
+        return walk
 
-    def release(self, span: Span, tokens: int) -> Span:
-        """Unpin tokens when the last request that uses them has ended; returns their span from now on."""
-        if span.evicted:
-            span = self.oldest  # they are older than everything evictable
-        span.tokens += tokens
-        return span
+    def use(self, piece: Piece, value: float) -> None:
+        """Use a piece that is cached here, of which LRU does not hold all; ``value`` is the worth of a token.
 
-    def forget(self, span: Span, tokens: int, *, released: bool = True) -> None:
-        """Forget tokens; ``released`` as in :meth:`use`."""
-        if not released:
-            span = self.release(span, tokens)
-        if not span.evicted:
-            span.tokens -= tokens
-            self._cached -= tokens
+        The usual case, that it holds all, is in :meth:`costcache.policies.hazard.intake.Intake.catch_up`.
+        """
+        walk, held = piece.walk, 0
+        if walk is not None:
+            held = max(0, min(piece.start + piece.tokens, walk.high) - piece.start)
+            if held:
+                walk.low = piece.start + held
+        missed = piece.tokens - held
+        self.tokens += missed
+        self.gained += missed
+        self.behind_by -= missed * value
 
-    def fit(self, room: float) -> None:
-        """Evict what does not fit into so many tokens."""
-        self._room = room
-        spans = self._spans
-        while len(spans) > 1 and self._cached - spans[0].tokens >= room:
-            span = spans.popleft()
-            span.evicted = True
-            self._cached -= span.tokens
-            self.oldest = spans[0]
+    def insert(self, tracked: Tracked, before: Tracked | None, name: int | None) -> int:
+        """Add a new node, of which LRU may hold some tokens already; returns how many it does.
 
-    def end_request(self) -> None:
-        """Close the account of a request: what follows is another one's."""
-        if self._request:
-            self._sum += self._request
-            self._squares += self._request * self._request
-            self._request = 0.0
+        Args:
+            tracked: The node.
+            before: Its parent, if that is no root.
+            name: The node's name, if there are remnants and it has one.
+        """
+        record, held = tracked.record, 0
+        tokens = record.tokens
+        if before is not None and before.rest is not None:
+            rest, before.rest = before.rest, None
+            held = self._match(rest, tracked)
+        while held < tokens and self.remnants:
+            if held:
+                name = record.prefix_hash(held)
+            parts = None if name is None else self.remnants.pop(name, None)
+            if parts is None:
+                break
+            self._remembered -= parts[0][1] - parts[-1][0]
+            more = self._match(parts, tracked)
+            if not more:
+                break
+            held += more
+        self.tokens += tokens - held
+        return held
 
-    def end_span(self) -> None:
-        """Begin a new span for what is used from now on."""
-        self.newest = Span()
-        self._spans.append(self.newest)
+    def _match(self, parts: list[Part], tracked: Tracked) -> int:
+        """Take the tokens of a remnant that a new node has too; returns how many of them LRU holds.
 
-    def judge(self) -> bool:
-        """Weigh the evidence; returns whether the verdict has changed."""
-        self._sum *= _DECAY
-        self._squares *= _DECAY
-        if self.behind:
-            self._pause -= 1
-            if self._pause > 0:
-                return False
-            self.behind = False
-        elif self._sum < 0 and self._sum * self._sum > _SURE * _SURE * self._squares:
-            self.behind = True
-            self.falls += 1
-            self._pause = self._next_pause
-            self._next_pause = min(2 * self._next_pause, _LONGEST)
-        else:
-            return False
-        self._sum = self._squares = 0.0
-        return True
+        The rest is remembered under a name of its own.
+        """
+        record = tracked.record
+        depth, held = record.depth, 0
+        end = depth + record.tokens
+        while parts:
+            start, stop, walk, content = parts[-1]
+            high = walk.high
+            if high <= start:  # evicted, and so is what follows
+                break
+            reach = stop if stop < end else end
+            if content is not None and reach > start:
+                reach = min(reach, start + record.shared(start - depth, content))
+            if reach > start:
+                walk.low = reach if reach < high else high
+                held += walk.low - start
+            if high <= reach:
+                if high < stop:
+                    break
+                parts.pop()
+            elif reach == stop:
+                parts.pop()
+            else:
+                if content is not None:
+                    content = content[(reach - start) * len(content) // (stop - start) :]
+                parts[-1] = reach, stop, walk, content
+                if reach == end:
+                    tracked.rest = parts
+                elif content is not None:
+                    self._remember(record.prefix_hash_with(reach - depth, content), parts)
+                break
+        return held
+
+    # -- evictions ---------------------------------------------------------------------------
+
+    def evict(self, tracked: Tracked, start: int, end: int) -> None:
+        """Remember the last tokens of a node, which are evicted here, as long as LRU holds them.
+
+        Args:
+            tracked: The node.
+            start: Where the tokens start.
+            end: Where they end.
+        """
+        record, rest, piece = tracked.record, tracked.rest, tracked.pieces[-1]
+        depth, walk = record.depth, piece.walk
+        if piece.start <= start:  # the usual case: all of them have one history
+            if walk is None or walk.high <= start:
+                tracked.rest = None  # LRU has evicted them, and so what follows
+            else:
+                part = start, end, walk, record.content(start - depth, end - depth)
+                if rest is None:
+                    tracked.rest = [part]
+                else:
+                    rest.append(part)
+            return
+        for piece in reversed(tracked.pieces):
+            stop, first, walk = piece.start + piece.tokens, piece.start, piece.walk
+            if first >= end:
+                continue
+            if stop <= start:
+                break
+            first = max(first, start)
+            if walk is None or walk.high <= first:
+                rest = None
+                continue
+            if rest is None:
+                rest = []
+            content = record.content(first - depth, end - depth)
+            if stop >= end:
+                stop = end
+            elif content is not None:
+                content = content[: (stop - first) * len(content) // (end - first)]
+            rest.append((first, stop, walk, content))
+        tracked.rest = rest
+
+    def remove(self, tracked: Tracked, name: int | None) -> None:
+        """A node was evicted whole, and :meth:`evict` has been called."""
+        parent, rest = tracked.record.parent, tracked.rest
+        tracked.above = None if parent is None else parent.data
+        if rest is not None:
+            tracked.rest = None
+            self._remember(name, rest)
+
+    def _remember(self, name: int | None, parts: list[Part]) -> None:
+        if name is None:
+            return
+        remnants = self.remnants
+        old = remnants.get(name)
+        if old is not None:
+            self._remembered -= old[0][1] - old[-1][0]
+        remnants[name] = parts
+        self._remembered += parts[0][1] - parts[-1][0]
+        if self._remembered > self._most:
+            for stale in [name for name, each in remnants.items() if each[-1][2].high <= each[-1][0]]:
+                old = remnants.pop(stale)
+                self._remembered -= old[0][1] - old[-1][0]
+            self._most = 2 * self._remembered + _SPARE
+
+    def release(self) -> None:
+        """A request ended, or a leaf was unlocked: what it pinned may be evicted."""
+        if self._parked:
+            self._looks += _PER_END
+
+    def fit(self, before: int = 1 << 62) -> None:
+        """Evict what does not fit.
+
+        Args:
+            before: Recency from which on touches have not happened yet, as far as this eviction is concerned.
+        """
+        order, parked = self._order, self._parked
+        if parked and self._looks >= len(parked):
+            for walk in parked:
+                self._walks += 1
+                heappush(order, (walk.recency, self._walks, walk))
+            parked.clear()
+            self._looks = 0
+        excess = self.tokens - self.room
+        while excess > 0 and order:
+            recency, number, walk = order[0]
+            high, floor = walk.high, walk.low
+            if high <= floor:
+                heappop(order)
+                continue
+            if walk.recency > recency:
+                heapreplace(order, (walk.recency, number, walk))
+                continue
+            tracked = walk.end
+            while tracked is not None:
+                record = tracked.record
+                if record.data is not tracked:
+                    tracked = tracked.above
+                elif record.depth >= high:
+                    tracked = None if record.parent is None else record.parent.data
+                else:
+                    end = record.depth + record.tokens
+                    if end >= high:
+                        if recency < record.recency < before:  # touched since, and so is all before it
+                            walk.recency = record.recency
+                        elif record.locks > (record.recency >= before):  # one may be its very own
+                            parked.append(walk)
+                            heappop(order)
+                            high = floor
+                        end = record.depth
+                    floor = max(floor, end)
+                    break
+            walk.end = tracked
+            if walk.recency > recency or high <= floor:
+                continue
+            if high - floor > excess:
+                floor = high - int(excess)
+            walk.high = floor
+            self.tokens -= high - floor
+            excess -= high - floor

@@ -97,12 +97,23 @@ class AgainstLRU(NamedTuple):
         lost: Tokens that LRU would have found, and the order did not.
         behind: Whether LRU is in force now.
         falls: How often LRU stepped in.
+        since: Count of requests at which LRU stepped in, or back, last; 0 if it never did.
+        until: Count of requests up to which LRU is in force, or was.
+        run: Requests over which LRU was ahead when it stepped in last.
+        regret: Tokens that it found more in them, beyond the tolerance; with the objective ``flops`` by their
+            cost, in units of that of a first token.
+        evidence: Evidence now that LRU is ahead, as a share of what makes it step in.
     """
 
     gained: int
     lost: int
     behind: bool
     falls: int
+    since: int = 0
+    until: int = 0
+    run: int = 0
+    regret: float = 0.0
+    evidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
