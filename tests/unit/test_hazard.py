@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from costcache import RadixCache, RequestInfo
 from costcache.cost import CostModel
@@ -14,8 +16,9 @@ from costcache.errors import SettingsError
 from costcache.orders import VictimOrder
 from costcache.policies.hazard import Hazard
 from costcache.policies.hazard.bins import BINS, age_bin
-from costcache.policies.hazard.classes import FAMILIES, Classes, Ending
+from costcache.policies.hazard.classes import FAMILIES, SPANS, Classes, Ending
 from costcache.policies.hazard.depths import Depths
+from costcache.policies.hazard.frequent import Frequent
 from costcache.policies.hazard.history import Tracked
 from costcache.policies.hazard.life_table import ALL, LifeTable
 from costcache.policies.hazard.snapshot import CohortSnapshot
@@ -366,6 +369,77 @@ def test_reasons_beyond_the_first_are_not_told_apart() -> None:
     classes = Classes(LifeTable(FAMILIES, 5.0, 0.02))
     numbers = [classes.ending(RequestInfo(finish_reason=str(n))) for n in range(10)]
     assert numbers == [0, 1, 2, 3, 4, 5, 6, 6, 6, 6]
+
+
+def test_frequent_endings_of_outputs_get_classes_of_their_own() -> None:
+    classes = Classes(LifeTable(FAMILIES, 5.0, 0.02))
+
+    def ending(*tokens: int) -> Ending:
+        number = classes.ending(RequestInfo(output_tokens=9, finish_reason="stop", ending=tokens))
+        return list(classes.endings)[number]
+
+    for n in range(100):  # a tool call, an answer that ends in a full stop, and others of all kinds
+        ending(5, 77, 2)
+        ending(n, 13, 2)
+        ending(n, 1000 + n, 2)
+    call, answer, other = ending(9, 9, 77, 2), ending(13, 2), ending(4, 4)
+    assert {call.last, answer.last} == {0, 1}
+    assert other.last is None
+    assert classes.label(classes.fresh(0, classes.endings[call])).endswith(", stop, ending 1")
+    assert len({each.last for each in classes.endings}) == 3
+
+
+@given(st.lists(st.integers(0, 60), max_size=400), st.integers(1, 8))
+def test_what_is_frequent_gets_a_number_for_good(labels: list[int], limit: int) -> None:
+    frequent = Frequent(limit)
+    known: dict[int, int] = {}
+    for at, label in enumerate(labels, 1):
+        number = frequent.number(label)
+        if label in known:
+            assert number == known[label]
+        elif number is not None:
+            known[label] = number
+        # Space-saving never counts too little: what is that frequent has a number, if any are left.
+        count = labels[:at].count(label)
+        if count >= 8 and 16 * count >= at:
+            assert number is not None or len(frequent) == limit
+    assert sorted(known.values()) == list(range(len(known)))
+    assert len(known) <= limit
+
+
+def test_hints_make_classes() -> None:
+    classes = Classes(LifeTable(FAMILIES, 5.0, 0.02))
+
+    def hint(**facts: Any) -> str | None:
+        number = classes.ending(RequestInfo(**facts))
+        return list(classes.endings)[number].hint
+
+    assert hint(session="s", tenant="t") is None
+    assert hint(returns_after=0.0) == "back in under 1 s"
+    assert hint(returns_after=20.0) == hint(returns_after=31) == "back in 16 to 32 s"
+    assert hint(returns_after=1e9) == "back in 16384+ s"
+    assert hint(keep_seconds=300.0) == "to keep for 256 to 512 s"
+    assert hint(session_ends=True, returns_after=3.0) == "session over"
+    assert [hint(returns_after="search") for _ in range(8)] == [None] * 7 + ["back after search"]
+
+
+@pytest.mark.parametrize("what", ["hints", "endings"])
+def test_hints_and_endings_of_all_kinds_are_bounded(what: str) -> None:
+    table = LifeTable(FAMILIES, 5.0, 0.02)
+    classes = Classes(table)
+    draw = random.Random(1)
+    for n in range(5000):
+        facts: dict[str, Any] = {"ending": (draw.choice((7, 8, 9, n)),)}
+        if what == "hints":
+            facts = {"returns_after": draw.choice((float(2 ** (n % 40)), str(n), str(n % 9)))}
+        facts |= {"keep_seconds": draw.random() * 1e6} if n % 3 else {}
+        ending = classes.ending(
+            RequestInfo(draw.randrange(900), None, str(n % 20), draw.randrange(-9, 9), **facts)
+        )
+        classes.fresh(draw.randrange(50_000), ending)
+        classes.after(classes.reused(draw.randrange(2, 99), draw.random() * 1e4), ending)
+    assert len(classes.endings) < 1024
+    assert len(table) == len(classes) <= 768 + len(FAMILIES) * (len(SPANS) + 1)
 
 
 def test_ages_count_from_the_use() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from typing import NamedTuple
 
+from costcache.policies.hazard.frequent import Frequent
 from costcache.policies.hazard.life_table import ALL, LifeTable
 from costcache.records import RequestInfo
 
@@ -19,7 +21,17 @@ _OUTPUTS = (50, 200, 500)
 _PROMPTS = (2_000, 8_000, 32_000)
 _REASONS = 6
 _PRIORITIES = 2
-_BITS = 10  # enough for 4 outputs, 7 reasons and 5 priorities
+_LAST_TOKENS = 2
+"""Tokens by which endings are told apart: the one that stopped the request is the same for many."""
+_LAST = 6
+"""Endings of outputs that are told apart."""
+_LABELS = 8
+"""Labels of hints that are told apart."""
+_SOON, _LATE = 0, 15
+"""Powers of two between which the seconds of a hint are told apart."""
+_BITS = 10
+_PLAIN = 1 << _BITS - 1
+"""Ways to end beyond which no further ending of an output or hint counts; there are 140 without those."""
 _MOST = 768
 """Classes; beyond that, tokens are told apart less finely."""
 
@@ -31,11 +43,15 @@ class Ending(NamedTuple):
         output: Range of its output length: 0 for the shortest.
         reason: Its finish reason, None where unknown.
         priority: Its priority, from -2 to 2.
+        last: Number of its last tokens among the frequent endings, None for the others.
+        hint: The client's hint in words, None without one.
     """
 
     output: int
     reason: str | None
     priority: int
+    last: int | None = None
+    hint: str | None = None
 
 
 class Kind(NamedTuple):
@@ -72,6 +88,8 @@ class Classes:
         self._fresh: dict[int, int] = {}
         self._after: dict[int, int] = {}
         self._reasons: set[str] = set()
+        self._last = Frequent(_LAST)
+        self._hints = Frequent(_LABELS)
         self.open = self._add(0, "used once, by a request that has not ended")
         levels = [[-1] * (len(SPANS) + 1) for _ in range(len(FAMILIES))]
         self.by_uses = levels + levels[-1:] * 64
@@ -97,11 +115,31 @@ class Classes:
                 reason = None
         if priority:
             priority = max(-_PRIORITIES, min(priority, _PRIORITIES))
-        key = bisect_right(_OUTPUTS, info.output_tokens), reason, priority
+        output = bisect_right(_OUTPUTS, info.output_tokens)
+        last = self._last.number(info.ending[-_LAST_TOKENS:]) if info.ending else None
+        hint = self._hint(info)
+        if (last is not None or hint is not None) and len(self.endings) >= _PLAIN:
+            known: int | None = self.endings.get(Ending(output, reason, priority, last, hint))
+            if known is not None:
+                return known
+            last = hint = None
+        key = output, reason, priority, last, hint
         number: int | None = self.endings.get(key)  # type: ignore[call-overload] # an equal tuple, made faster
         if number is None:
             number = self.endings[Ending(*key)] = len(self.endings)
         return number
+
+    def _hint(self, info: RequestInfo) -> str | None:
+        """The hint of a request in words, as far as hints are told apart."""
+        if info.session_ends:
+            return "session over"
+        returns = info.returns_after
+        if returns is None:
+            keep = info.keep_seconds
+            return None if keep is None else f"to keep for {_seconds(keep)}"
+        if isinstance(returns, str):
+            return None if self._hints.number(returns) is None else f"back after {returns}"
+        return f"back in {_seconds(returns)}"
 
     def fresh(self, new_tokens: int, ending: int) -> int:
         """Class of tokens used once, by a request that brought ``new_tokens`` never-seen tokens."""
@@ -195,6 +233,18 @@ def _range(at: int, limits: tuple[int, ...]) -> str:
     return f"under {limits[0]}" if not at else f"{limits[at - 1]}+"
 
 
+def _seconds(value: float) -> str:
+    """Range of a time, in powers of two."""
+    exponent = min(max(math.frexp(value)[1], _SOON), _LATE)
+    if exponent == _SOON:
+        return f"under {2**exponent} s"
+    return f"{2 ** (exponent - 1)}{'+' if exponent == _LATE else f' to {2**exponent}'} s"
+
+
 def _rest(ending: Ending) -> str:
-    reason = "" if ending.reason is None else f", {ending.reason}"
-    return reason + (f", priority {ending.priority}" if ending.priority else "")
+    words = "" if ending.reason is None else f", {ending.reason}"
+    if ending.priority:
+        words += f", priority {ending.priority}"
+    if ending.last is not None:
+        words += f", ending {ending.last + 1}"
+    return words if ending.hint is None else f"{words}, {ending.hint}"
