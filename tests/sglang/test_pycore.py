@@ -187,7 +187,9 @@ def test_orders_hear_of_the_end_of_a_request() -> None:
     assert request.end.end == 364
 
 
-def stopped(server: Server, tokens: Iterable[int], output: Sequence[int], params: object = None) -> RequestInfo:
+def stopped(
+    server: Server, tokens: Iterable[int], output: Sequence[int], params: object = None
+) -> RequestInfo:
     """One request that ends with its last token; returns what orders hear of it."""
     heard: list[RequestInfo] = []
     server.cache.pools.kv.rank_by("lru", Finishing(lambda request, info: heard.append(info)))

@@ -423,6 +423,92 @@ def test_hints_make_classes() -> None:
     assert [hint(returns_after="search") for _ in range(8)] == [None] * 7 + ["back after search"]
 
 
+def test_classes_of_hints_hang_on_plain_ones() -> None:
+    table = LifeTable(FAMILIES, 5.0, 0.02)
+    classes = Classes(table)
+    plain = classes.ending(RequestInfo(output_tokens=10))
+    soon = classes.ending(RequestInfo(output_tokens=10, returns_after=3.0))
+    late = classes.ending(RequestInfo(output_tokens=10, returns_after=90.0))
+    often = classes.reused(3, 12.0)
+    for make in (lambda ending: classes.fresh(100, ending), lambda ending: classes.after(often, ending)):
+        numbers = [make(soon), make(late), make(plain)]
+        assert len({*numbers}) == 3
+        assert [make(soon), make(late)] == numbers[:2]
+        assert {table.kin(number) for number in numbers} == {table.kin(numbers[2])}
+        words = classes.label(numbers[2])
+        assert classes.label(numbers[0]) == f"{words}, back in 2 to 4 s"
+        kinds = classes.kinds()
+        assert kinds[numbers[0]] == kinds[numbers[2]]  # tables know no hints
+
+
+def seen(table: LifeTable, number: int, at: int, tokens: int, reused: float) -> None:
+    """Count intervals of 1 token each that reach a bin of age, some of which are reused there."""
+    for _ in range(tokens):
+        table.interval(1)
+    table.used[number * BINS + at] += tokens * reused
+    table.censored[number * BINS + at] += tokens * (1 - reused)
+
+
+@pytest.mark.parametrize(
+    ("soon", "late", "trusted"),
+    [((20, 1.0), (30, 1.0), True), ((30, 1.0), (20, 1.0), True), (None, None, False)],
+)
+def test_hints_count_once_they_have_foretold_something(
+    soon: tuple[int, float] | None, late: tuple[int, float] | None, trusted: bool
+) -> None:
+    table = LifeTable(FAMILIES, 5.0, 0.02)
+    plain = table.add_class(0)
+    hinted = [table.add_hinted(plain, 0), table.add_hinted(plain, 1)]
+    draw = random.Random(3)
+    for _ in range(12):
+        for number, truth in zip(hinted, (soon, late), strict=True):
+            at, reused = truth or draw.choice([(20, 1.0), (30, 1.0)])
+            seen(table, number, at, 40, reused)
+        estimate = table.estimate(np.zeros((BINS, 3)), 1e6)
+    own, pooled = estimate.curves(np.array(hinted))
+    shares = estimate.shares()[:, hinted]
+    assert np.allclose(pooled[:, 0], pooled[:, 1])
+    if trusted:
+        assert np.allclose(shares, own, atol=0.02)
+        first = 0 if soon == (20, 1.0) else 1
+        assert shares[20, first] > 0.4
+        assert shares[20, 1 - first] < 0.05
+    else:
+        assert abs(shares[20] - shares[20].mean()).max() < 0.1
+    assert np.allclose(estimate.shares()[:, plain], pooled[:, 0])
+
+
+def test_hints_that_begin_to_lie_are_found_out_and_tables_may_fade() -> None:
+    table = LifeTable(FAMILIES, 5.0, 0.02)
+    plain = table.add_class(0)
+    hinted = [table.add_hinted(plain, 0), table.add_hinted(plain, 1)]
+    trust = []
+    for time in range(40):
+        table.fade(0.95)
+        for at, number in enumerate(hinted):
+            bin_of = 20 + 10 * at if time < 20 else 20 + 10 * ((at + time) % 2)
+            seen(table, number, bin_of, 40, 1.0)
+        shares = table.estimate(np.zeros((BINS, 3)), 1e6).shares()
+        trust.append(shares[20, 1] - shares[20, 2])
+    assert trust[19] > 0.3
+    assert abs(trust[-1]) < 0.1
+
+
+def test_without_trust_hints_change_nothing() -> None:
+    """The curves of hinted classes are then those of a table that never heard of hints."""
+    one, other = LifeTable(FAMILIES, 5.0, 0.02), LifeTable(FAMILIES, 5.0, 0.02)
+    plain = one.add_class(1, 8.0), other.add_class(1, 8.0)
+    hinted = one.add_hinted(plain[0], 0)
+    seen(one, hinted, 20, 30, 0.5)
+    seen(one, plain[0], 24, 30, 0.5)
+    for at in (20, 24):
+        seen(other, plain[1], at, 30, 0.5)
+    found = one.estimate(np.zeros((BINS, 2)), 1e3)
+    expected = other.shares(np.zeros((BINS, 1)), 1e3)
+    assert np.allclose(found.shares()[:, :1], expected)
+    assert np.allclose(found.curves(np.array([hinted]))[1], expected)
+
+
 @pytest.mark.parametrize("what", ["hints", "endings"])
 def test_hints_and_endings_of_all_kinds_are_bounded(what: str) -> None:
     table = LifeTable(FAMILIES, 5.0, 0.02)

@@ -34,6 +34,8 @@ _PLAIN = 1 << _BITS - 1
 """Ways to end beyond which no further ending of an output or hint counts; there are 140 without those."""
 _MOST = 768
 """Classes; beyond that, tokens are told apart less finely."""
+_MOST_HINTED = 512
+"""Classes beyond which none is added for a hint."""
 
 
 class Ending(NamedTuple):
@@ -89,7 +91,9 @@ class Classes:
         self._after: dict[int, int] = {}
         self._reasons: set[str] = set()
         self._last = Frequent(_LAST)
-        self._hints = Frequent(_LABELS)
+        self._frequent = Frequent(_LABELS)
+        self._hints: dict[str, int] = {}
+        self._by_hint: dict[tuple[int, str], int] = {}
         self.open = self._add(0, "used once, by a request that has not ended")
         levels = [[-1] * (len(SPANS) + 1) for _ in range(len(FAMILIES))]
         self.by_uses = levels + levels[-1:] * 64
@@ -138,7 +142,7 @@ class Classes:
             keep = info.keep_seconds
             return None if keep is None else f"to keep for {_seconds(keep)}"
         if isinstance(returns, str):
-            return None if self._hints.number(returns) is None else f"back after {returns}"
+            return None if self._frequent.number(returns) is None else f"back after {returns}"
         return f"back in {_seconds(returns)}"
 
     def fresh(self, new_tokens: int, ending: int) -> int:
@@ -147,9 +151,14 @@ class Classes:
         key = size << _BITS | ending
         number = self._fresh.get(key)
         if number is None:
+            ended = list(self.endings)[ending]
+            if ended.hint is not None:
+                number = self._fresh[key] = self._hinted(
+                    self.fresh(new_tokens, self._plain(ended)), ended.hint
+                )
+                return number
             if len(self) >= _MOST:
                 return self.open
-            ended = list(self.endings)[ending]
             label = f"used once, {_range(size, _PROMPTS)} new tokens, {_range(ended.output, _OUTPUTS)} output"
             number = self._fresh[key] = self._add(0, label + _rest(ended))
         return number
@@ -176,6 +185,8 @@ class Classes:
 
     def _after_new(self, group: int, ending: int) -> int:
         ended = list(self.endings)[ending]
+        if ended.hint is not None:
+            return self._hinted(self.after(group, self._plain(ended)), ended.hint)
         for other, same in self.endings.items():  # only two ranges of outputs are told apart
             known = self._after.get(group << _BITS | same)
             if known is not None and other[1:] == ended[1:] and _long(other) == _long(ended):
@@ -185,6 +196,22 @@ class Classes:
         family, scale = self._table.kin(group)
         label = f"{self._labels[group]}, {'200 or more' if _long(ended) else 'under 200'} output"
         return self._add(family, label + _rest(ended), scale)
+
+    def _plain(self, ended: Ending) -> int:
+        """Number of an ending without its hint."""
+        plain = ended._replace(hint=None)
+        return self.endings.setdefault(plain, len(self.endings))
+
+    def _hinted(self, plain: int, hint: str) -> int:
+        """Class of members of a class that came with a hint."""
+        number = self._by_hint.get((plain, hint))
+        if number is None:
+            if len(self) >= _MOST_HINTED:
+                return plain
+            number = self._table.add_hinted(plain, self._hints.setdefault(hint, len(self._hints)))
+            self._by_hint[plain, hint] = number
+            self._labels.append(f"{self._labels[plain]}, {hint}")
+        return number
 
     def kinds(self) -> list[Kind]:
         """Features of each class, by number."""
@@ -247,4 +274,4 @@ def _rest(ending: Ending) -> str:
         words += f", priority {ending.priority}"
     if ending.last is not None:
         words += f", ending {ending.last + 1}"
-    return words if ending.hint is None else f"{words}, {ending.hint}"
+    return words
