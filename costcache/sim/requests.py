@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import zlib
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from costcache.records import RequestInfo, tuple_maker
+from costcache.records import MOST_ENDING, RequestInfo, tuple_maker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,8 @@ class RequestInfos:
     A server knows less than a trace: its scheduler sees that a request stopped, and not that it stopped for a
     tool call, which the API layer finds in its text. But it sees the last tokens. So with ``known`` set to
     ``"server"`` recorded reasons become ``stop``, ``length`` or ``abort``, and a request that stopped gets an
-    ``ending`` that stands for the tokens that such a request ends in. Session names are told if clients sent
+    ``ending`` that stands for the tokens that such a request ends in; a trace of text that records no reasons
+    has the tokens themselves. Session names are told if clients sent
     them. Priorities and hints are told in either case: they are the client's.
 
     Args:
@@ -100,13 +102,24 @@ def _rest(trace: Trace, known: Known) -> Sequence[tuple[Any, ...]]:
         _none(count) if finish is None else [[*reasons, None][i] for i in finish],
         [0] * count if trace.priorities is None else trace.priorities.tolist(),
         _none(count) if sessions is None else [str(i) for i in sessions.tolist()],
-        [()] * count if finish is None else [[*endings, ()][i] for i in finish],
+        _last_tokens(trace) if finish is None else [[*endings, ()][i] for i in finish],
         _none(count) if trace.tenants is None else [tenants[i] for i in trace.tenants.tolist()],
         [False] * count if trace.session_ends is None else trace.session_ends.tolist(),
         returns,
         _values(trace.keep_seconds, count),
     )
     return list(zip(*columns, strict=True))
+
+
+def _last_tokens(trace: Trace) -> list[tuple[int, ...]]:
+    """The last tokens that each request generated, where a trace of text names them one by one."""
+    if trace.output_ids is None or trace.output_offsets is None or trace.block_size > 1:
+        return [()] * len(trace)
+    edges = trace.output_offsets.tolist()
+    return [
+        tuple(trace.output_ids[max(start, stop - MOST_ENDING) : stop].tolist())
+        for start, stop in pairwise(edges)
+    ]
 
 
 def _none(count: int) -> list[Any]:

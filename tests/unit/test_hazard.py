@@ -430,10 +430,10 @@ def test_classes_of_hints_hang_on_plain_ones() -> None:
     soon = classes.ending(RequestInfo(output_tokens=10, returns_after=3.0))
     late = classes.ending(RequestInfo(output_tokens=10, returns_after=90.0))
     often = classes.reused(3, 12.0)
-    for make in (lambda ending: classes.fresh(100, ending), lambda ending: classes.after(often, ending)):
-        numbers = [make(soon), make(late), make(plain)]
+    for first, make in ((100, classes.fresh), (often, classes.after)):
+        numbers = [make(first, soon), make(first, late), make(first, plain)]
         assert len({*numbers}) == 3
-        assert [make(soon), make(late)] == numbers[:2]
+        assert [make(first, soon), make(first, late)] == numbers[:2]
         assert {table.kin(number) for number in numbers} == {table.kin(numbers[2])}
         words = classes.label(numbers[2])
         assert classes.label(numbers[0]) == f"{words}, back in 2 to 4 s"

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Trust"]
 
-_SHARED = 0.02
-"""Share of the weight of either curve that goes to the other before each score."""
+_START = 0.05
+"""Weight of a hint of which nothing is known."""
+_RESTART = 0.05
+"""Share of a weight that goes back to that before each score: what was true may have changed."""
 
 
 class Trust:
@@ -35,14 +37,13 @@ class Trust:
     def __init__(self) -> None:
         self._weights: NDArray[np.float64] | None = None
         self._curves: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
-        self._used: NDArray[np.float64] | None = None  # counts at the last estimate
-        self._censored: NDArray[np.float64] | None = None
-        self._living: NDArray[np.float64] | None = None
+        self._counts: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def fade(self, share: float) -> None:
         """Keep a share of the counts of the past, as the table does."""
-        if self._used is not None and self._censored is not None:
-            self._used, self._censored = self._used * share, self._censored * share
+        if self._counts is not None:
+            used, censored, living = self._counts
+            self._counts = used * share, censored * share, living
 
     def score(
         self,
@@ -67,21 +68,22 @@ class Trust:
         import numpy as np
 
         count = int(hints.max()) + 1
-        weights = np.full(count, _SHARED)
+        weights = np.full(count, _START)
         if self._weights is not None:
             weights[: len(self._weights)] = self._weights
-        if self._curves is not None and self._used is not None:
+        if self._curves is not None and self._counts is not None:
             own, plain = self._curves
+            used_then, censored_then, living_then = self._counts
             known = own.shape[1]
-            before = at_risk_of(self._used, self._censored + self._living)
+            before = at_risk_of(used_then, censored_then + living_then)
             at_risk = at_risk_of(used, censored + living)[:, :known]
-            uses = np.maximum(used[:, :known] - self._used, 0.0)
+            uses = np.maximum(used[:, :known] - used_then, 0.0)
             others = np.maximum(at_risk - before - uses, 0.0)
             gains = (uses * np.log(own / plain) + others * np.log((1.0 - own) / (1.0 - plain))).sum(axis=0)
-            weights = _SHARED + (1.0 - 2.0 * _SHARED) * weights
+            weights = _RESTART * _START + (1.0 - _RESTART) * weights
             odds = np.log(weights / (1.0 - weights)) + np.bincount(hints[:known], gains / interval, count)
-            weights = 1.0 / (1.0 + np.exp(-np.clip(odds, -30.0, 30.0)))
-        self._weights, self._used, self._censored, self._living = weights, used, censored, living
+            weights = 1.0 / (1.0 + np.exp(-np.clip(odds, -12.0, 12.0)))
+        self._weights, self._counts = weights, (used, censored, living)
         return weights
 
     def keep(self, own: NDArray[np.float64], plain: NDArray[np.float64]) -> None:

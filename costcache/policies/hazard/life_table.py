@@ -126,8 +126,9 @@ class LifeTable:
         if self._plain:
             hinted = np.array(list(self._plain), np.int64)
             plain, hints = np.array(list(self._plain.values()), np.int64).T
-            counts = (each[:, hinted] for each in (used, forgotten, living))
-            weights = self._trust.score(*counts, hints, interval)
+            weights = self._trust.score(
+                used[:, hinted], forgotten[:, hinted], living[:, hinted], hints, interval
+            )
             estimate.hint(hinted, plain, weights[hints])
             self._trust.keep(*estimate.curves(hinted))
         return estimate
