@@ -27,11 +27,14 @@ _LAST = 6
 """Endings of outputs that are told apart."""
 _LABELS = 8
 """Labels of hints that are told apart."""
+_LONGEST = 64
+"""Characters of a label that count."""
 _SOON, _LATE = 0, 15
 """Powers of two between which the seconds of a hint are told apart."""
-_BITS = 10
-_PLAIN = 1 << _BITS - 1
-"""Ways to end beyond which no further ending of an output or hint counts; there are 140 without those."""
+_MOST_ENDINGS = 512
+"""Ways to end beyond which no further ending of an output or hint counts. There are 140 without those, and each
+may be added without its hint."""
+_BITS = 11
 _MOST = 768
 """Classes; beyond that, tokens are told apart less finely."""
 _MOST_HINTED = 512
@@ -122,7 +125,7 @@ class Classes:
         output = bisect_right(_OUTPUTS, info.output_tokens)
         last = self._last.number(info.ending[-_LAST_TOKENS:]) if info.ending else None
         hint = self._hint(info)
-        if (last is not None or hint is not None) and len(self.endings) >= _PLAIN:
+        if (last is not None or hint is not None) and len(self.endings) >= _MOST_ENDINGS:
             known: int | None = self.endings.get(Ending(output, reason, priority, last, hint))
             if known is not None:
                 return known
@@ -142,6 +145,7 @@ class Classes:
             keep = info.keep_seconds
             return None if keep is None else f"to keep for {_seconds(keep)}"
         if isinstance(returns, str):
+            returns = returns[:_LONGEST]
             return None if self._frequent.number(returns) is None else f"back after {returns}"
         return f"back in {_seconds(returns)}"
 
