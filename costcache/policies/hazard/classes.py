@@ -32,8 +32,8 @@ _LONGEST = 64
 _SOON, _LATE = 0, 15
 """Powers of two between which the seconds of a hint are told apart."""
 _MOST_ENDINGS = 512
-"""Ways to end beyond which no further ending of an output or hint counts. There are 140 without those, and each
-may be added without its hint."""
+"""Ways to end beyond which no further ending of an output or hint counts. There are 140 without those, and
+each may be added without its hint."""
 _BITS = 11
 _MOST = 768
 """Classes; beyond that, tokens are told apart less finely."""
