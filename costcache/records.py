@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple, Self, SupportsFloat, TypeVar
+from typing import Any, Final, NamedTuple, Self, SupportsFloat, TypeVar
 
 from mypy_extensions import mypyc_attr
 
 __all__ = [
+    "MOST_ENDING",
     "Action",
     "Clock",
     "NodeRecord",
@@ -27,6 +28,9 @@ __all__ = [
 ]
 
 T = TypeVar("T", bound=tuple[Any, ...])
+
+MOST_ENDING: Final = 4
+"""Last tokens of an output that a :class:`RequestInfo` may hold."""
 
 
 def tuple_maker(kind: type[T]) -> Callable[[tuple[Any, ...]], T]:
@@ -299,6 +303,8 @@ class PoolState(NamedTuple):
 class RequestInfo(NamedTuple):
     """The facts known of a request when it finishes; everything is optional.
 
+    The last five are hints: what the client says it will do, which may be wrong.
+
     Attributes:
         output_tokens: Tokens generated.
         new_tokens: Prompt tokens that the cache did not have when the request began, None if unknown.
@@ -306,6 +312,13 @@ class RequestInfo(NamedTuple):
             server's own word; None if unknown.
         priority: The request's priority; higher is kept longer by the ``priority`` order.
         session: Name of the session that the request belongs to, None if unknown.
+        ending: Ids of the last tokens generated, up to :data:`MOST_ENDING` of them; empty if unknown. A tool
+            call ends in other tokens than an answer, whatever the model.
+        tenant: Name of the customer or application that sent the request, None if unknown.
+        session_ends: Whether the client says that this was the session's last request.
+        returns_after: Seconds after which the client expects to continue from this prompt, or a label of
+            the reason for the pause, such as a tool's name; None if it does not say.
+        keep_seconds: Seconds for which the client asks to keep the prompt, None if it does not.
     """
 
     output_tokens: int = 0
@@ -313,6 +326,11 @@ class RequestInfo(NamedTuple):
     finish_reason: str | None = None
     priority: int = 0
     session: str | None = None
+    ending: tuple[int, ...] = ()
+    tenant: str | None = None
+    session_ends: bool = False
+    returns_after: float | str | None = None
+    keep_seconds: float | None = None
 
 
 class RequestRecord:

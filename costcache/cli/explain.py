@@ -104,7 +104,9 @@ def explain(
     explainable(chosen, model, plugins, tables=tables is not None)
     trace = reading.read(trace_path)[0].in_time_order()
     served = replay.paged(deployment, trace)
-    simulator = Simulator(trace, model, served, plugins=plugins, state_share=replay.state_share)
+    simulator = Simulator(
+        trace, model, served, plugins=plugins, state_share=replay.state_share, known=replay.known
+    )
     distinct = trace.distinct_pages(served.page_size)
     tokens = pool_tokens(size, simulator, distinct)
     with progress_display() as bar:
@@ -126,6 +128,7 @@ def explain(
                 "model": model.name,
                 "deployment": served.model_dump(mode="json"),
                 "settings": {"headroom": settings.headroom, "trim": settings.trim, "own": own},
+                "known": replay.known,
                 "run": {name: value for name, value in asdict(run).items() if name not in TIMING},
                 "policy": found.policy,
                 "unit": found.unit,

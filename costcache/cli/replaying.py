@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
@@ -42,6 +42,11 @@ class ReplayOptions(Options):
         ge=0.0,
         description="Models with states: memory for states divided by memory for KV, like SGLang's option of "
         "the same name; 0 for one pool shared by both.",
+    )
+    known: Literal["server", "all"] = Field(
+        "server",
+        description="What policies are told of requests: 'server' hides what no server knows, such as that a "
+        "request stopped for a tool call; 'all' tells what the trace says.",
     )
     assignments: tuple[str, ...] = Field(
         (),

@@ -147,6 +147,7 @@ def simulate(
             prefill=options.prefill,
             warmup=options.warmup,
             state_share=replay.state_share,
+            known=replay.known,
         )
         page_size = simulator.keys.page_size
         distinct = trace.distinct_pages(page_size)
@@ -193,6 +194,7 @@ def simulate(
                 "serving": server.model_dump() if options.serving else None,
                 "prefill": simulator.prefill.model_dump(),
                 "warmup": options.warmup,
+                "known": replay.known,
                 "runs": [_as_json(run, runs, options.details) for run in runs],
             }
         )

@@ -34,7 +34,7 @@ def workload(
 ) -> None:
     """Generate a workload and write it as a trace in Mooncake's format.
 
-    NAME is agentic, chat, few-shot, multi-turn or random.
+    NAME is agentic, agents-documents, chat, drift, few-shot, in-turn, multi-turn, random or tenants.
     """
     from costcache.sim.traces import write_trace
     from costcache.sim.workloads import generate, workload_settings

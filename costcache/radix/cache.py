@@ -14,7 +14,7 @@ from costcache.eviction import Eviction, EvictionCounters
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.radix.events import Event, EventStream
-from costcache.radix.keys import as_count, as_int64, as_key, as_whole
+from costcache.radix.keys import as_count, as_info, as_int64, as_key, as_whole
 from costcache.radix.node import Node, Root
 from costcache.radix.results import CacheStats, Inserted, Match, joined, slots_of
 from costcache.radix.slots import Slots
@@ -224,10 +224,10 @@ class PrefixCache:
         """End a request, once, with the facts known of it; policies learn from them.
 
         Raises:
-            ValueError: No running request has that name, or a count is below 0.
-            TypeError: A count or the priority is not a whole number.
+            ValueError: No running request has that name, or a count or time of ``info`` is below 0.
+            TypeError: A field of ``info`` is of a wrong type; names the field.
         """
-        info = RequestInfo() if info is None else _checked(info)
+        info = RequestInfo() if info is None else as_info(info)
         record = self._requests.pop(request, None)
         if record is None:
             raise ValueError(f"request {request!r} is not running: finish each request once")
@@ -485,15 +485,6 @@ def deployment_in_pages(deployment: Deployment | None, page_size: int) -> Deploy
             f"page_size is {page_size} but deployment.page_size is {deployment.page_size}: give the same"
         )
     return deployment
-
-
-def _checked(info: RequestInfo) -> RequestInfo:
-    new_tokens = info.new_tokens
-    return info._replace(
-        output_tokens=as_count(info.output_tokens, "output_tokens"),
-        new_tokens=None if new_tokens is None else as_count(new_tokens, "new_tokens"),
-        priority=as_whole(info.priority, "priority"),
-    )
 
 
 def _height(node: Node) -> int:

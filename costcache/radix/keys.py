@@ -1,14 +1,17 @@
-"""Reads the arguments of users: tokens and slots in lists, arrays and tensors; whole numbers."""
+"""Reads the arguments of users: tokens and slots in lists, arrays and tensors; numbers; request infos."""
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["as_count", "as_int64", "as_key", "as_whole"]
+from costcache.records import MOST_ENDING, RequestInfo
+
+__all__ = ["as_count", "as_info", "as_int64", "as_key", "as_whole"]
 
 
 def as_int64(values: Any, what: str) -> NDArray[np.int64]:
@@ -71,3 +74,45 @@ def as_count(value: Any, what: str) -> int:
     if count < 0:
         raise ValueError(f"{what} is {value!r}: give 0 or more")
     return count
+
+
+def as_info(info: RequestInfo) -> RequestInfo:
+    """Return the facts of a request, once their types have been checked.
+
+    Raises:
+        TypeError: If a field is of a wrong type; names it.
+        ValueError: If a count or a time is below 0, or a time is not finite; names the field.
+    """
+    facts: dict[str, Any] = info._asdict()  # whatever the caller put in
+    for name in ("finish_reason", "session", "tenant"):
+        text = facts[name]
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"{name} is {text!r}: give text, or None if it is unknown")
+    ending, ends = facts["ending"], facts["session_ends"]
+    if not isinstance(ending, tuple) or len(ending) > MOST_ENDING:
+        raise TypeError(f"ending is {ending!r}: give a tuple of at most {MOST_ENDING} token ids")
+    if not isinstance(ends, bool):
+        raise TypeError(f"session_ends is {ends!r}: give True or False")
+    new_tokens, returns, keep = facts["new_tokens"], facts["returns_after"], facts["keep_seconds"]
+    return RequestInfo(
+        output_tokens=as_count(facts["output_tokens"], "output_tokens"),
+        new_tokens=None if new_tokens is None else as_count(new_tokens, "new_tokens"),
+        finish_reason=facts["finish_reason"],
+        priority=as_whole(facts["priority"], "priority"),
+        session=facts["session"],
+        ending=tuple(as_whole(token, "ending") for token in ending),
+        tenant=facts["tenant"],
+        session_ends=ends,
+        returns_after=returns if isinstance(returns, str) else _as_seconds(returns, "returns_after"),
+        keep_seconds=_as_seconds(keep, "keep_seconds"),
+    )
+
+
+def _as_seconds(value: Any, what: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} is {value!r}: give seconds, or None if they are unknown")
+    if not 0.0 <= value < math.inf:
+        raise ValueError(f"{what} is {value!r}: give a finite number of seconds, 0 or more")
+    return float(value)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
-from costcache.records import RequestInfo, RequestRecord
+from costcache.radix.keys import as_info
+from costcache.records import MOST_ENDING, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
     from costcache.sglang.pools import Pools
 
-__all__ = ["Life", "info", "life_of"]
+__all__ = ["HINTS", "KEY", "Life", "hints", "info", "life_of"]
+
+logger = logging.getLogger("costcache")
 
 ATTRIBUTE = "_costcache"
+KEY = "costcache"
+"""Entry of a request's ``custom_params`` that holds the client's hints."""
+HINTS = frozenset({"session", "tenant", "session_ends", "returns_after", "keep_seconds"})
+"""Hints that it may have, fields of :class:`~costcache.records.RequestInfo`."""
+
+_NOTHING = RequestInfo()
+_warned: list[bool] = []
 
 
 class Life:
@@ -53,14 +64,38 @@ def info(req: Any, life: Life) -> RequestInfo:
     """The facts known of a request that has finished.
 
     New prompt tokens are those that no tier had at its first match. SGLang's scheduler knows the
-    finish reasons stop, length and abort; tool calls are found by its API layer, in another process.
+    finish reasons stop, length and abort; tool calls are found by its API layer, in another process, but end
+    in tokens of their own. Hints are what the client put into its sampling parameters, see :func:`hints`.
     """
     prompt, matched = len(req.origin_input_ids), life.records["kv"].matched
     reason = req.finished_reason
-    return RequestInfo(
+    kind = None if reason is None else reason.to_json().get("type")
+    told = hints(req.sampling_params.custom_params)
+    return told._replace(
         output_tokens=len(req.output_ids),
         new_tokens=max(0, prompt - matched),
-        finish_reason=None if reason is None else reason.to_json().get("type"),
+        finish_reason=kind,
         priority=req.priority or 0,
-        session=req.session_id,
+        session=req.session_id or told.session,
+        ending=tuple(req.output_ids_through_stop[-MOST_ENDING:]) if kind == "stop" else (),
     )
+
+
+def hints(params: Any) -> RequestInfo:
+    """Hints of a client: the object ``costcache`` in a request's ``custom_params``.
+
+    What cannot be read is left out, with a warning for the first one: a client must not stop the server, nor
+    fill its log.
+    """
+    given = params.get(KEY) if isinstance(params, dict) else None
+    if given is None:
+        return _NOTHING
+    try:
+        if not isinstance(given, dict) or not given.keys() <= HINTS:
+            raise TypeError(f"{KEY} is {given!r}: give an object with any of {', '.join(sorted(HINTS))}")
+        return as_info(RequestInfo(**given))
+    except (TypeError, ValueError, OverflowError) as error:
+        if not _warned:
+            _warned.append(True)
+            logger.warning("a client's hints are ignored (said once): %s", error)
+        return _NOTHING

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from costcache.records import NodeRecord
     from costcache.settings import Settings
     from costcache.sim.paths import PageOutcome, PagePaths
+    from costcache.sim.requests import Known
     from costcache.sim.serving import ServingSettings
     from costcache.sim.stack import LRUCurve
     from costcache.sim.trace import Trace
@@ -69,6 +70,7 @@ class Simulator:
         prefill: str = "auto",
         warmup: int = 0,
         state_share: float | None = None,
+        known: Known = "server",
     ) -> None:
         """Prepare a trace for replay.
 
@@ -81,6 +83,8 @@ class Simulator:
             warmup: Requests at the start that rates and times leave out.
             state_share: Models with states: share of the memory reserved for states; None for one pool
                 of KV and states, counted in bytes. Capacities are in tokens of KV either way.
+            known: What policies are told of a request: ``"server"`` for what a server would know of it,
+                ``"all"`` for all that the trace says; see :class:`~costcache.sim.requests.RequestInfos`.
 
         Raises:
             PluginError: If no plugin can serve the model.
@@ -98,6 +102,7 @@ class Simulator:
         self.prefill = prefill_model(prefill, self.cost)
         self._prefill_name = prefill
         self._state_share = state_share
+        self._known = known
         self.keys = trace.page_keys(deployment.page_size)
         self._curve: LRUCurve | None = None
         self._lru_was_run = False
@@ -109,6 +114,7 @@ class Simulator:
             "prefill": self._prefill_name,
             "warmup": self.warmup,
             "state_share": self._state_share,
+            "known": self._known,
         }
         return self.trace, self._model, self._deployment, options
 
@@ -267,9 +273,18 @@ class Simulator:
         outputs = 0 if serving is None else int(self.trace.output_tokens.sum())
         tree = self._empty_tree(settings, capacity_tokens, outputs)
         if serving is None:
-            return replay(self.trace, self.keys, tree, always_free=always_free, progress=progress)
+            return replay(
+                self.trace, self.keys, tree, always_free=always_free, known=self._known, progress=progress
+            )
         return serve(
-            self.trace, self.keys, tree, self.prefill, serving, always_free=always_free, progress=progress
+            self.trace,
+            self.keys,
+            tree,
+            self.prefill,
+            serving,
+            always_free=always_free,
+            known=self._known,
+            progress=progress,
         )
 
     def _empty_state_tree(self, settings: Settings, capacity_tokens: int | None) -> StateTree:
@@ -316,7 +331,8 @@ class Simulator:
 
         tree = self._empty_tree(settings, capacity_tokens)
         tree.pool.rank_by(tree.pool.policy, watch(tree.pool.order))
-        return replay(self.trace, self.keys, tree, progress=progress), tree.pool.records()
+        outcome = replay(self.trace, self.keys, tree, known=self._known, progress=progress)
+        return outcome, tree.pool.records()
 
     def _offline(
         self, settings: Settings, capacity_tokens: int | None, progress: Callable[[int], None] | None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from costcache.radix.node import Node
     from costcache.radix.tree import RadixTree
     from costcache.records import RequestRecord
+    from costcache.sim.requests import Known
     from costcache.sim.trace import PageKeys, Trace
 
 __all__ = ["outcome_of", "replay"]
@@ -34,6 +35,7 @@ def replay(
     tree: RadixTree,
     *,
     always_free: bool = False,
+    known: Known = "server",
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """Replay a trace once, through an empty tree.
@@ -44,6 +46,7 @@ def replay(
         tree: The tree.
         always_free: Restore the free target after every request, not only after an eviction; models without
             states only.
+        known: What the policy is told of requests; see :class:`~costcache.sim.requests.RequestInfos`.
         progress: Called now and then with the number of requests done since the last call.
     """
     pool, clock = tree.pool, tree.pool.clock
@@ -51,7 +54,7 @@ def replay(
     begin, finish = pool.begin, pool.finish
     times, whole = trace.timestamps.tolist(), keys.tokens.tolist()
     priorities = None if trace.priorities is None else trace.priorities.tolist()
-    info = RequestInfos(trace).of
+    info = RequestInfos(trace, known).of
     cache = _Checkpoints(tree) if isinstance(tree, StateTree) else _Prefixes(tree, always_free)
     serve = cache.serve
     matched: list[int] = []

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import zlib
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
-from costcache.records import RequestInfo, tuple_maker
+from costcache.records import MOST_ENDING, RequestInfo, tuple_maker
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from costcache.sim.trace import Trace
 
-__all__ = ["RequestInfos", "finish_reason"]
+__all__ = ["Known", "RequestInfos", "finish_reason"]
+
+Known = Literal["server", "all"]
+"""What policies are told of a trace's requests: what a server would know, or all that is recorded."""
 
 _info = tuple_maker(RequestInfo)
 _REASONS = {
@@ -22,6 +33,9 @@ _REASONS = {
     "max_tokens": "length",
     "cancelled": "abort",
 }
+_CUT = ("length", "abort")
+_SERVER = ("stop", *_CUT)
+"""Reasons that SGLang's scheduler knows."""
 
 
 def finish_reason(recorded: str) -> str:
@@ -36,19 +50,24 @@ def finish_reason(recorded: str) -> str:
 class RequestInfos:
     """Makes the :class:`~costcache.records.RequestInfo` of a trace's requests.
 
+    A server knows less than a trace: its scheduler sees that a request stopped, and not that it stopped for a
+    tool call, which the API layer finds in its text. But it sees the last tokens. So with ``known`` set to
+    ``"server"`` recorded reasons become ``stop``, ``length`` or ``abort``, and a request that stopped gets an
+    ``ending`` that stands for the tokens that such a request ends in; a trace of text that records no reasons
+    has the tokens themselves. Session names are told if clients sent
+    them. Priorities and hints are told in either case: they are the client's.
+
     Args:
         trace: The requests, in the order of their numbers.
+        known: What is told: ``"server"`` or ``"all"``.
     """
 
-    __slots__ = ("_finish", "_inputs", "_outputs", "_priorities", "_sessions")
+    __slots__ = ("_inputs", "_outputs", "_rest")
 
-    def __init__(self, trace: Trace) -> None:
-        reasons = [*map(finish_reason, trace.finish_names), None]  # index -1, unknown, is the last one
+    def __init__(self, trace: Trace, known: Known = "server") -> None:
         self._inputs: list[int] = trace.input_tokens.tolist()
         self._outputs: list[int] = trace.output_tokens.tolist()
-        self._finish = None if trace.finish is None else [reasons[i] for i in trace.finish.tolist()]
-        self._sessions = None if trace.sessions is None else [str(i) for i in trace.sessions.tolist()]
-        self._priorities = None if trace.priorities is None else trace.priorities.tolist()
+        self._rest = _rest(trace, known)
 
     def of(self, request: int, matched: int) -> RequestInfo:
         """The info of one request.
@@ -58,12 +77,60 @@ class RequestInfos:
             matched: Prompt tokens that hit when it began. The rest count as new, as they do for a server,
                 which does not remember evicted tokens.
         """
-        return _info(
-            (
-                self._outputs[request],
-                self._inputs[request] - matched,
-                None if self._finish is None else self._finish[request],
-                0 if self._priorities is None else self._priorities[request],
-                None if self._sessions is None else self._sessions[request],
-            )
-        )
+        return _info((self._outputs[request], self._inputs[request] - matched, *self._rest[request]))
+
+
+def _rest(trace: Trace, known: Known) -> Sequence[tuple[Any, ...]]:
+    """The other fields of each request's info, in order."""
+    count = len(trace)
+    reasons: list[str | None] = [finish_reason(name) for name in trace.finish_names]
+    endings: list[tuple[int, ...]] = [()] * len(reasons)
+    if known == "server":
+        endings = [_ending(reason) for reason in reasons]
+        reasons = [reason if reason in _SERVER else "stop" for reason in reasons]
+    finish = None if trace.finish is None else trace.finish.tolist()
+    sessions = trace.sessions if known == "all" or trace.names_sessions else None
+    returns = _values(trace.returns_after, count)
+    if trace.labels is not None:
+        names = [*trace.label_names, None]
+        labels = [names[label] for label in trace.labels.tolist()]
+        returns = [
+            seconds if label is None else label for seconds, label in zip(returns, labels, strict=True)
+        ]
+    tenants = [*trace.tenant_names, None]  # index -1, unknown, is the last one
+    columns = (
+        _none(count) if finish is None else [[*reasons, None][i] for i in finish],
+        [0] * count if trace.priorities is None else trace.priorities.tolist(),
+        _none(count) if sessions is None else [str(i) for i in sessions.tolist()],
+        _last_tokens(trace) if finish is None else [[*endings, ()][i] for i in finish],
+        _none(count) if trace.tenants is None else [tenants[i] for i in trace.tenants.tolist()],
+        [False] * count if trace.session_ends is None else trace.session_ends.tolist(),
+        returns,
+        _values(trace.keep_seconds, count),
+    )
+    return list(zip(*columns, strict=True))
+
+
+def _last_tokens(trace: Trace) -> list[tuple[int, ...]]:
+    """The last tokens that each request generated, where a trace of text names them one by one."""
+    if trace.output_ids is None or trace.output_offsets is None or trace.block_size > 1:
+        return [()] * len(trace)
+    edges = trace.output_offsets.tolist()
+    return [
+        tuple(trace.output_ids[max(start, stop - MOST_ENDING) : stop].tolist())
+        for start, stop in pairwise(edges)
+    ]
+
+
+def _none(count: int) -> list[Any]:
+    return [None] * count
+
+
+def _values(column: NDArray[np.float64] | None, count: int) -> list[Any]:
+    """A column of numbers, with None where it is not a number."""
+    return _none(count) if column is None else [None if math.isnan(i) else i for i in column.tolist()]
+
+
+def _ending(reason: str | None) -> tuple[int, ...]:
+    """A token that stands for those in which requests of a reason end; none where a limit cut them off."""
+    return () if reason is None or reason in _CUT else (zlib.crc32(reason.encode()),)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from costcache.radix.node import Node
     from costcache.radix.tree import RadixTree
     from costcache.records import RequestRecord
+    from costcache.sim.requests import Known
     from costcache.sim.results import Outcome
     from costcache.sim.trace import PageKeys, Trace
     from costcache.sim.ttft import PrefillModel
@@ -62,6 +63,7 @@ def serve(
     settings: ServingSettings,
     *,
     always_free: bool = False,
+    known: Known = "server",
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """Replay a trace once on a server, through an empty tree.
@@ -74,13 +76,14 @@ def serve(
         settings: The server.
         always_free: Restore the free target whenever a request is admitted or ends, not only when an
             eviction has a shortfall.
+        known: What the policy is told of requests; see :class:`~costcache.sim.requests.RequestInfos`.
         progress: Called now and then with the number of requests done since the last call.
 
     Raises:
         SettingsError: If the trace lacks the fields that ``settings`` needs.
     """
     with no_collector():
-        return _Server(trace, keys, tree, prefill, settings, always_free, progress).run()
+        return _Server(trace, keys, tree, prefill, settings, always_free, progress, known).run()
 
 
 class _Server:
@@ -93,6 +96,7 @@ class _Server:
         settings: ServingSettings,
         always_free: bool,
         progress: Callable[[int], None] | None,
+        known: Known = "server",
     ) -> None:
         self.keys, self.tree, self.pool = keys, tree, tree.pool
         self.prefill, self.settings = prefill, settings
@@ -115,7 +119,7 @@ class _Server:
             self.service = np.nan_to_num(trace.service_seconds, nan=-1.0).tolist()
         self.inputs: list[int] = trace.input_tokens.tolist()
         self.outputs: list[int] = trace.output_tokens.tolist()
-        self.infos = RequestInfos(trace)
+        self.infos = RequestInfos(trace, known)
         self.priorities: list[int] | None = None if trace.priorities is None else trace.priorities.tolist()
         self.whole: list[int] = keys.tokens.tolist()
         self.reserve = tree.pool.reserve() if always_free else 0

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from costcache.errors import TraceError
 from costcache.sim.reuse import previous_use
 
-__all__ = ["MOST_BLOCK", "PageKeys", "Trace"]
+__all__ = ["HINTS", "MOST_BLOCK", "PageKeys", "Trace"]
 
 MOST_BLOCK = 2**20
 """Tokens of the largest block or page: more than any server uses, and few enough to expand into ids."""
@@ -27,7 +27,9 @@ Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 
 _ID_BYTES = 8
-_OPTIONAL = ("sessions", "think_seconds", "service_seconds", "finish", "priorities")
+HINTS = ("tenants", "session_ends", "returns_after", "labels", "keep_seconds")
+"""Columns of what clients say of themselves."""
+_OPTIONAL = ("sessions", "think_seconds", "service_seconds", "finish", "priorities", *HINTS)
 # Units expanded at once: enough to amortise numpy's overhead, few enough for a CPU cache.
 _UNITS_PER_BATCH = 1 << 19
 
@@ -63,6 +65,18 @@ class Trace:
             block, completed by the output, and the rest of the output.
         output_offsets: int64 of shape (n + 1,); request i has
             ``output_ids[output_offsets[i]:output_offsets[i + 1]]``.
+        names_sessions: Whether clients tell the server their sessions; otherwise only the recorder knew.
+        tenants: Each request's tenant as an index of ``tenant_names``, int64 of shape (n,), -1 where unknown;
+            None if not recorded.
+        tenant_names: The tenants that occur.
+        session_ends: Whether the client said that its session ends, bool of shape (n,); None if not recorded.
+        returns_after: Seconds after which the client said it would continue from the prompt, float64 of shape
+            (n,), NaN where it did not; None if not recorded.
+        labels: The same as a label, as an index of ``label_names``, int64 of shape (n,), -1 where it gave
+            none; None if not recorded.
+        label_names: The labels that occur.
+        keep_seconds: Seconds for which the client asked to keep the prompt, float64 of shape (n,), NaN where
+            it did not; None if not recorded.
 
     Raises:
         TraceError: If the columns are inconsistent.
@@ -84,6 +98,14 @@ class Trace:
     priorities: Int64 | None = None
     output_ids: Int64 | None = None
     output_offsets: Int64 | None = None
+    names_sessions: bool = False
+    tenants: Int64 | None = None
+    tenant_names: tuple[str, ...] = ()
+    session_ends: NDArray[np.bool_] | None = None
+    returns_after: Float64 | None = None
+    labels: Int64 | None = None
+    label_names: tuple[str, ...] = ()
+    keep_seconds: Float64 | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= MOST_BLOCK:
@@ -157,6 +179,9 @@ class Trace:
             follows=follows,
             output_ids=outputs[0],
             output_offsets=outputs[1],
+            names_sessions=self.names_sessions,
+            tenant_names=self.tenant_names,
+            label_names=self.label_names,
             **{name: None if column is None else column[requests] for name, column in columns.items()},
         )
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from costcache.records import RequestInfo, RequestRecord
+from costcache.sglang.requests import info as request_info
+from costcache.sglang.requests import life_of
 from tests.property.kit import Finishing
 from tests.sglang.mirror import check_records
 from tests.sglang.pools import KINDS, Kind, Shape, cost_cache
@@ -181,6 +185,50 @@ def test_orders_hear_of_the_end_of_a_request() -> None:
     assert request.end is not None
     assert request.end.creator == 2
     assert request.end.end == 364
+
+
+def stopped(
+    server: Server, tokens: Iterable[int], output: Sequence[int], params: object = None
+) -> RequestInfo:
+    """One request that ends with its last token; returns what orders hear of it."""
+    heard: list[RequestInfo] = []
+    server.cache.pools.kv.rank_by("lru", Finishing(lambda request, info: heard.append(info)))
+    req = server.request(tokens)
+    req.sampling_params.custom_params = params
+    server.start(req)
+    server.decode(req, output)
+    req.finished_reason = FINISH_MATCHED_TOKEN(output[-1])
+    req.finished_len = len(output)
+    info = request_info(req, life_of(req, server.cache.pools))
+    server.finish(req)
+    return info
+
+
+def test_orders_hear_in_which_tokens_a_request_ended() -> None:
+    info = stopped(make(), range(300), [1, 2, 3, 4, 5, 6])
+    assert (info.finish_reason, info.output_tokens, info.ending) == ("stop", 6, (3, 4, 5, 6))
+
+
+def test_orders_hear_what_a_client_says_of_itself() -> None:
+    hints = {"tenant": "acme", "session": "s1", "returns_after": "search", "keep_seconds": 60}
+    info = stopped(make(), range(300), [1, 2], {"thinking_budget": 9, "costcache": hints})
+    assert info[4:] == ("s1", (1, 2), "acme", False, "search", 60.0)
+    info = stopped(make(), range(300), [2], {"costcache": {"session_ends": True, "returns_after": 2.5}})
+    assert info[4:] == (None, (2,), None, True, 2.5, None)
+
+
+@pytest.mark.parametrize(
+    "given", [3, [1], {"returns_after": -1.0}, {"returns_after": [3]}, {"tenant": 5}, {"output_tokens": 3}]
+)
+def test_hints_that_cannot_be_read_are_left_out_and_logged_once(
+    given: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("costcache.sglang.requests._warned", [])
+    for _ in range(2):
+        info = stopped(make(), range(300), [1, 2], {"costcache": given})
+        assert info == RequestInfo(2, 300, "stop", 0, None, (1, 2))
+    assert [record.message for record in caplog.records].count(caplog.records[-1].message) == 1
+    assert "hints are ignored (said once)" in caplog.text
 
 
 def test_a_retracted_request_has_not_finished() -> None:

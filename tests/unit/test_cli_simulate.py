@@ -369,3 +369,23 @@ def test_a_log_of_messages_is_replayed_through_a_tokenizer(tmp_path: Path) -> No
     found = json.loads(answer(*line, "--tokenizer", "words"))
     assert found["trace"]["requests"] == 5
     assert 0.7 < found["runs"][0]["token_hit_rate"] < 0.8
+
+
+@pytest.mark.parametrize(
+    ("known", "told"), [((), ["ending 1", "ending 2"]), (("all",), ["tool_call", "stop"])]
+)
+def test_known_says_what_policies_are_told(tmp_path: Path, known: tuple[str, ...], told: list[str]) -> None:
+    trace = tmp_path / "agents.jsonl"
+    with trace.open("w") as file:
+        for n in range(300):
+            ids = [n % 40 * 10 + k for k in range(4)]
+            line = {"timestamp": n * 1000, "input_length": 64, "output_length": 9, "hash_ids": ids}
+            line |= {"block_size": 16, "finish_reason": "tool_use" if n % 40 < 20 else "end_turn"}
+            file.write(json.dumps(line) + "\n")
+    options = [trace, *MODEL, "--capacity", "50%", *(f"--known={each}" for each in known), "--json"]
+    found = json.loads(answer("explain", *options))
+    assert found["known"] == (known[0] if known else "server")
+    classes = " ".join(each["name"] for each in found["classes"])
+    assert all(each in classes for each in told)
+    assert ("tool_call" in classes) == bool(known)
+    assert json.loads(answer("simulate", *options))["known"] == found["known"]

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from costcache import RadixCache, RequestInfo
 from costcache.cost import CostModel
@@ -15,8 +17,9 @@ from costcache.errors import SettingsError
 from costcache.orders import VictimOrder
 from costcache.policies.hazard import Hazard
 from costcache.policies.hazard.bins import BINS, age_bin
-from costcache.policies.hazard.classes import FAMILIES, Classes, Ending
+from costcache.policies.hazard.classes import FAMILIES, SPANS, Classes, Ending
 from costcache.policies.hazard.depths import Depths
+from costcache.policies.hazard.frequent import Frequent
 from costcache.policies.hazard.history import Tracked
 from costcache.policies.hazard.life_table import ALL, LifeTable
 from costcache.policies.hazard.snapshot import CohortSnapshot
@@ -367,6 +370,165 @@ def test_reasons_beyond_the_first_are_not_told_apart() -> None:
     classes = Classes(LifeTable(FAMILIES, 5.0, 0.02))
     numbers = [classes.ending(RequestInfo(finish_reason=str(n))) for n in range(10)]
     assert numbers == [0, 1, 2, 3, 4, 5, 6, 6, 6, 6]
+
+
+def test_frequent_endings_of_outputs_get_classes_of_their_own() -> None:
+    classes = Classes(LifeTable(FAMILIES, 5.0, 0.02))
+
+    def ending(*tokens: int) -> Ending:
+        number = classes.ending(RequestInfo(output_tokens=9, finish_reason="stop", ending=tokens))
+        return list(classes.endings)[number]
+
+    for n in range(100):  # a tool call, an answer that ends in a full stop, and others of all kinds
+        ending(5, 77, 2)
+        ending(n, 13, 2)
+        ending(n, 1000 + n, 2)
+    call, answer, other = ending(9, 9, 77, 2), ending(13, 2), ending(4, 4)
+    assert {call.last, answer.last} == {0, 1}
+    assert other.last is None
+    assert classes.label(classes.fresh(0, classes.endings[call])).endswith(", stop, ending 1")
+    assert len({each.last for each in classes.endings}) == 3
+
+
+@given(st.lists(st.integers(0, 60), max_size=400), st.integers(1, 8))
+def test_what_is_frequent_gets_a_number_for_good(labels: list[int], limit: int) -> None:
+    frequent = Frequent(limit)
+    known: dict[int, int] = {}
+    for at, label in enumerate(labels, 1):
+        number = frequent.number(label)
+        if label in known:
+            assert number == known[label]
+        elif number is not None:
+            known[label] = number
+        # Space-saving never counts too little: what is that frequent has a number, if any are left.
+        count = labels[:at].count(label)
+        if count >= 8 and 16 * count >= at:
+            assert number is not None or len(frequent) == limit
+    assert sorted(known.values()) == list(range(len(known)))
+    assert len(known) <= limit
+
+
+def test_hints_make_classes() -> None:
+    classes = Classes(LifeTable(FAMILIES, 5.0, 0.02))
+
+    def hint(**facts: Any) -> str | None:
+        number = classes.ending(RequestInfo(**facts))
+        return list(classes.endings)[number].hint
+
+    assert hint(session="s", tenant="t") is None
+    assert hint(returns_after=0.0) == "back in under 1 s"
+    assert hint(returns_after=20.0) == hint(returns_after=31) == "back in 16 to 32 s"
+    assert hint(returns_after=1e9) == "back in 16384+ s"
+    assert hint(keep_seconds=300.0) == "to keep for 256 to 512 s"
+    assert hint(session_ends=True, returns_after=3.0) == "session over"
+    assert [hint(returns_after="search") for _ in range(8)] == [None] * 7 + ["back after search"]
+    assert hint(returns_after="s" * 10_000) is None
+    assert [hint(returns_after=f"{'s' * 64}{n}") for n in range(8)][-1] == "back after " + "s" * 64
+
+
+def test_classes_of_hints_hang_on_plain_ones() -> None:
+    table = LifeTable(FAMILIES, 5.0, 0.02)
+    classes = Classes(table)
+    plain = classes.ending(RequestInfo(output_tokens=10))
+    soon = classes.ending(RequestInfo(output_tokens=10, returns_after=3.0))
+    late = classes.ending(RequestInfo(output_tokens=10, returns_after=90.0))
+    often = classes.reused(3, 12.0)
+    for first, make in ((100, classes.fresh), (often, classes.after)):
+        numbers = [make(first, soon), make(first, late), make(first, plain)]
+        assert len({*numbers}) == 3
+        assert [make(first, soon), make(first, late)] == numbers[:2]
+        assert {table.kin(number) for number in numbers} == {table.kin(numbers[2])}
+        words = classes.label(numbers[2])
+        assert classes.label(numbers[0]) == f"{words}, back in 2 to 4 s"
+        kinds = classes.kinds()
+        assert kinds[numbers[0]] == kinds[numbers[2]]  # tables know no hints
+
+
+def seen(table: LifeTable, number: int, at: int, tokens: int, reused: float) -> None:
+    """Count intervals of 1 token each that reach a bin of age, some of which are reused there."""
+    for _ in range(tokens):
+        table.interval(1)
+    table.used[number * BINS + at] += tokens * reused
+    table.censored[number * BINS + at] += tokens * (1 - reused)
+
+
+@pytest.mark.parametrize(
+    ("soon", "late", "trusted"),
+    [((20, 1.0), (30, 1.0), True), ((30, 1.0), (20, 1.0), True), (None, None, False)],
+)
+def test_hints_count_once_they_have_foretold_something(
+    soon: tuple[int, float] | None, late: tuple[int, float] | None, trusted: bool
+) -> None:
+    table = LifeTable(FAMILIES, 5.0, 0.02)
+    plain = table.add_class(0)
+    hinted = [table.add_hinted(plain, 0), table.add_hinted(plain, 1)]
+    draw = random.Random(3)
+    for _ in range(12):
+        for number, truth in zip(hinted, (soon, late), strict=True):
+            at, reused = truth or draw.choice([(20, 1.0), (30, 1.0)])
+            seen(table, number, at, 40, reused)
+        estimate = table.estimate(np.zeros((BINS, 3)), 1e6)
+    own, pooled = estimate.curves(np.array(hinted))
+    shares = estimate.shares()[:, hinted]
+    assert np.allclose(pooled[:, 0], pooled[:, 1])
+    if trusted:
+        assert np.allclose(shares, own, atol=0.02)
+        first = 0 if soon == (20, 1.0) else 1
+        assert shares[20, first] > 0.4
+        assert shares[20, 1 - first] < 0.05
+    else:
+        assert abs(shares[20] - shares[20].mean()).max() < 0.1
+    assert np.allclose(estimate.shares()[:, plain], pooled[:, 0])
+
+
+def test_hints_that_begin_to_lie_are_found_out_and_tables_may_fade() -> None:
+    table = LifeTable(FAMILIES, 5.0, 0.02)
+    plain = table.add_class(0)
+    hinted = [table.add_hinted(plain, 0), table.add_hinted(plain, 1)]
+    trust = []
+    for time in range(40):
+        table.fade(0.95)
+        for at, number in enumerate(hinted):
+            bin_of = 20 + 10 * at if time < 20 else 20 + 10 * ((at + time) % 2)
+            seen(table, number, bin_of, 40, 1.0)
+        shares = table.estimate(np.zeros((BINS, 3)), 1e6).shares()
+        trust.append(shares[20, 1] - shares[20, 2])
+    assert trust[19] > 0.3
+    assert abs(trust[-1]) < 0.1
+
+
+def test_without_trust_hints_change_nothing() -> None:
+    """The curves of hinted classes are then those of a table that never heard of hints."""
+    one, other = LifeTable(FAMILIES, 5.0, 0.02), LifeTable(FAMILIES, 5.0, 0.02)
+    plain = one.add_class(1, 8.0), other.add_class(1, 8.0)
+    hinted = one.add_hinted(plain[0], 0)
+    seen(one, hinted, 20, 30, 0.5)
+    seen(one, plain[0], 24, 30, 0.5)
+    for at in (20, 24):
+        seen(other, plain[1], at, 30, 0.5)
+    found = one.estimate(np.zeros((BINS, 2)), 1e3)
+    expected = other.shares(np.zeros((BINS, 1)), 1e3)
+    assert np.allclose(found.shares()[:, :1], expected)
+    assert np.allclose(found.curves(np.array([hinted]))[1], expected)
+
+
+@pytest.mark.parametrize("what", ["hints", "endings"])
+def test_hints_and_endings_of_all_kinds_are_bounded(what: str) -> None:
+    table = LifeTable(FAMILIES, 5.0, 0.02)
+    classes = Classes(table)
+    draw = random.Random(1)
+    for n in range(5000):
+        facts: dict[str, Any] = {"ending": (draw.choice((7, 8, 9, n)),)}
+        if what == "hints":
+            facts = {"returns_after": draw.choice((float(2 ** (n % 40)), str(n), str(n % 9)))}
+        facts |= {"keep_seconds": draw.random() * 1e6} if n % 3 else {}
+        ending = classes.ending(
+            RequestInfo(draw.randrange(900), None, str(n % 20), draw.randrange(-9, 9), **facts)
+        )
+        classes.fresh(draw.randrange(50_000), ending)
+        classes.after(classes.reused(draw.randrange(2, 99), draw.random() * 1e4), ending)
+    assert len(classes.endings) <= 2 * 512 + 140
+    assert len(table) == len(classes) <= 768 + len(FAMILIES) * (len(SPANS) + 1)
 
 
 def test_ages_count_from_the_use() -> None:

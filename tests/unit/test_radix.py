@@ -108,6 +108,35 @@ def test_fractions_are_refused(what: str, call: Callable[[RadixCache], object]) 
     cache.finish("a")  # it still runs
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("finish_reason", ["stop"]),
+        ("finish_reason", 3),
+        ("session", 17),
+        ("tenant", b"acme"),
+        ("ending", [1, 2]),
+        ("ending", (1, 2, 3, 4, 5)),
+        ("ending", (1.5,)),
+        ("session_ends", 1),
+        ("returns_after", (3,)),
+        ("returns_after", True),
+        ("returns_after", -1.0),
+        ("returns_after", float("nan")),
+        ("keep_seconds", "long"),
+        ("keep_seconds", float("inf")),
+        ("output_tokens", -1),
+    ],
+)
+def test_a_wrong_fact_of_a_request_is_refused_by_name(field: str, value: object) -> None:
+    cache = new()
+    cache.match_prefix([1, 2], request="a")
+    with pytest.raises((TypeError, ValueError), match=rf"^{field} is .*: give "):
+        cache.finish("a", RequestInfo(**{field: value}))  # type: ignore[arg-type] # wrong
+    assert not cache.stats().fallbacks
+    cache.finish("a")  # it still runs
+
+
 def test_the_callers_arrays_are_neither_kept_nor_changed() -> None:
     cache = new()
     tokens, slots = np.arange(20), np.arange(40, 60)

@@ -27,7 +27,7 @@ from costcache.policies.keyed import LRU
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
-from costcache.sim.requests import finish_reason
+from costcache.sim.requests import Known, RequestInfos, finish_reason
 from costcache.sim.results import TIMING, Run
 from costcache.sim.serving import ServingSettings
 from costcache.sim.trace import Trace
@@ -246,8 +246,11 @@ def listening() -> tuple[PluginManager, list[tuple[RequestRecord, RequestInfo]],
     return offering("listening", Listening), heard, used
 
 
+@pytest.mark.parametrize("known", ["server", "all"])
 @pytest.mark.parametrize("serving", [None, ServingSettings(concurrency=1, decode_seconds=0)])
-def test_policies_get_the_trace_fields_of_each_request(serving: ServingSettings | None) -> None:
+def test_policies_are_told_what_a_server_would_know_or_all(
+    serving: ServingSettings | None, known: Known
+) -> None:
     manager, heard, used = listening()
     trace = Trace(
         name="told",
@@ -262,19 +265,63 @@ def test_policies_get_the_trace_fields_of_each_request(serving: ServingSettings 
         finish_names=("end_turn", "tool_use", "refusal"),
         priorities=np.array([0, 3, 0, 0], np.int64),
     )
-    simulator = Simulator(trace, MODEL, Deployment(page_size=2), plugins=manager)
+    simulator = Simulator(trace, MODEL, Deployment(page_size=2), plugins=manager, known=known)
     simulator.run(Settings(policy="listening"), None, serving=serving)
     assert [request.number for request, _ in heard] == [1, 2, 3, 4]
-    assert [info for _, info in heard] == [
+    infos = [info for _, info in heard]
+    expected = [
         RequestInfo(output_tokens=7, new_tokens=5, finish_reason="tool_call", session="0"),
         RequestInfo(output_tokens=1, new_tokens=2, finish_reason="stop", session="0", priority=3),
         RequestInfo(output_tokens=0, new_tokens=3, finish_reason="refusal", session="1"),
         RequestInfo(output_tokens=2, new_tokens=0, finish_reason=None, session="2"),
     ]
+    if known == "server":
+        endings = [info.ending for info in infos]
+        assert [len(ending) for ending in endings] == [1, 1, 1, 0]
+        assert len({*endings}) == 4
+        infos = [info._replace(ending=()) for info in infos]
+        for at, info in enumerate(expected):
+            reason = None if info.finish_reason is None else "stop"
+            expected[at] = info._replace(finish_reason=reason, session=None)
+    assert infos == expected
     ends = [(end.tokens, end.priority) for request, _ in heard if (end := request.end) is not None]
     assert ends[:3] == [(4, 3), (2, 3), (2, 0)]  # the first request's node has the second's priority now
     if serving is None:
         assert used[:3] == trace.timestamps.tolist()[:3]
+
+
+def test_requests_cut_off_by_a_limit_end_in_any_token() -> None:
+    trace = replace(
+        generate("chat", workload_settings("chat", {"requests": 2})),
+        finish=np.array([0, 1], np.int64),
+        finish_names=("max_tokens", "cancelled"),
+    )
+    infos = RequestInfos(trace)
+    told = [(infos.of(i, 0).finish_reason, infos.of(i, 0).ending) for i in range(2)]
+    assert told == [("length", ()), ("abort", ())]
+
+
+@pytest.mark.parametrize("known", ["server", "all"])
+def test_hints_are_told_as_given(known: Known) -> None:
+    trace = replace(
+        generate("chat", workload_settings("chat", {"requests": 3})),
+        sessions=np.array([0, 0, 1]),
+        names_sessions=True,
+        tenants=np.array([0, -1, 0]),
+        tenant_names=("acme",),
+        session_ends=np.array([False, True, False]),
+        returns_after=np.array([2.5, np.nan, np.nan]),
+        labels=np.array([-1, -1, 0]),
+        label_names=("search",),
+        keep_seconds=np.array([np.nan, np.nan, 60.0]),
+    )
+    infos = RequestInfos(trace.take(np.array([0, 1, 2])), known)
+    found = [infos.of(i, 0)[4:] for i in range(3)]
+    assert found == [
+        ("0", (), "acme", False, 2.5, None),
+        ("0", (), None, True, None, None),
+        ("1", (), "acme", False, "search", 60.0),
+    ]
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen3-next"])

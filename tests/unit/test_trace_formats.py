@@ -6,6 +6,7 @@ import copy
 import gzip
 import io
 import json
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costcache.errors import TraceError
+from costcache.sim.requests import RequestInfos
 from costcache.sim.trace import Trace
-from costcache.sim.traces import load_trace
+from costcache.sim.traces import load_trace, write_trace
+from costcache.sim.traces.convert import with_path_ids
 from costcache.sim.traces.files import open_source
 from costcache.sim.traces.reading import FORMATS, Format, Reading, detect, read_trace
 from costcache.sim.traces.summary import ideal_with_outputs
@@ -580,3 +583,73 @@ def test_detection_uses_nothing_up(tmp_path: Path) -> None:
     with open_source(path) as source:
         assert detect(source).name == "bailian"
         assert [number for number, _ in source.lines()] == [1, 2, 3]
+
+
+def test_lines_may_say_what_the_server_and_the_client_know(tmp_path: Path) -> None:
+    facts: list[dict[str, Any]] = [
+        {"session_id": "a", "tenant": "acme", "returns_after": 2.5, "finish_reason": "tool_calls"},
+        {"session_id": 7, "priority": -3, "session_ends": True},
+        {"returns_after": "search", "keep_seconds": 60},
+        {},
+    ]
+    path = tmp_path / "mine.jsonl"
+    lines = [
+        {"timestamp": at, "input_length": 4, "output_length": 1, "hash_ids": [at], "block_size": 16} | each
+        for at, each in enumerate(facts)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = load_trace(path)
+    assert trace.names_sessions
+    assert trace.finish_names == ("tool_calls",)
+    infos = RequestInfos(trace)
+    assert [infos.of(i, 4)[4:] for i in range(4)] == [
+        ("0", infos.of(0, 4).ending, "acme", False, 2.5, None),
+        ("1", (), None, True, None, None),
+        ("2", (), None, False, "search", 60.0),
+        ("3", (), None, False, None, None),
+    ]
+    assert [infos.of(i, 4).priority for i in range(4)] == [0, -3, 0, 0]
+    again = tmp_path / "again.jsonl"
+    write_trace(trace, again)
+    written = RequestInfos(load_trace(again))
+    # Reasons are the server's, not the client's, and are not written.
+    unsaid = [infos.of(i, 4)._replace(finish_reason=None, ending=()) for i in range(4)]
+    assert [written.of(i, 4) for i in range(4)] == unsaid
+    converted = with_path_ids(trace, 32)
+    assert converted.returns_after is trace.returns_after
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("finish_reason", ["stop"], "the stop reason, text"),
+        ("tenant", 5, "the tenant's name, text"),
+        ("priority", 1.5, "a whole number; higher is kept longer"),
+        ("session_ends", 1, "true or false"),
+        ("returns_after", -1, "seconds, 0 or more, or a label"),
+        ("returns_after", [1], "seconds, 0 or more, or a label"),
+        ("keep_seconds", "long", "seconds, 0 or more"),
+    ],
+)
+def test_a_wrong_hint_is_named(tmp_path: Path, field: str, value: object, expected: str) -> None:
+    path = tmp_path / "wrong.jsonl"
+    line = {"timestamp": 0, "input_length": 4, "output_length": 1, "hash_ids": [1], field: value}
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(TraceError, match=re.escape(f"line 1: {field} is {value!r}; expected {expected}")):
+        load_trace(path)
+
+
+def test_last_tokens_of_recorded_texts_are_told() -> None:
+    trace = Trace(
+        name="text",
+        block_size=1,
+        timestamps=np.arange(3.0),
+        input_tokens=np.array([1, 1, 1]),
+        output_tokens=np.array([6, 2, 0]),
+        ids=np.array([9, 9, 9]),
+        offsets=np.arange(4),
+        output_ids=np.array([1, 2, 3, 4, 5, 6, 7, 8]),
+        output_offsets=np.array([0, 6, 8, 8]),
+    )
+    infos = RequestInfos(trace)
+    assert [infos.of(i, 0).ending for i in range(3)] == [(3, 4, 5, 6), (7, 8), ()]

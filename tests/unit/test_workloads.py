@@ -296,7 +296,7 @@ def test_overrides_leave_the_rest_as_it_was() -> None:
         ("chat", {"system.tokens.low": 5000}, r"'chat.system.tokens' is .*low is 5000, over high"),
         ("agentic", {"person_share": 0.99}, "'agentic.sub_agent_share' is 0.06: .* more than 1"),
         ("agentic", {"fork_share": 1.5}, "'agentic.fork_share' is 1.5"),
-        ("talk", {}, "no workload 'talk'; choose one of agentic, chat, few-shot"),
+        ("talk", {}, "no workload 'talk'; choose one of agentic, agents-documents, chat"),
     ],
 )
 def test_wrong_settings_are_named(name: str, overrides: dict[str, Any], message: str) -> None:
@@ -316,3 +316,87 @@ def test_every_setting_says_what_it_is(name: str) -> None:
     fields = WORKLOADS[name].settings.model_fields
     assert [field for field, info in fields.items() if not info.description] == []
     assert WORKLOADS[name].summary.endswith(".")
+
+
+def in_turn(**overrides: Any) -> Trace:
+    fixed = {"prompts": 3, "tokens": {"low": 64, "high": 64}, "output": {"median": 1, "shape": 0}}
+    return small("in-turn", **fixed | overrides)
+
+
+def test_prompts_in_turn_are_the_same_ones_again() -> None:
+    asked = prompts(in_turn(requests=9))
+    assert asked[:3] == asked[3:6] == asked[6:]
+    assert len({block for prompt in asked for block in prompt}) == 3 * 4
+
+
+def test_prompts_in_turn_grow_and_begin_anew() -> None:
+    trace = in_turn(requests=12, growth=16, most_tokens=96)
+    assert trace.input_tokens.tolist() == [64] * 3 + [80] * 3 + [96] * 3 + [64] * 3
+    asked = prompts(trace)
+    assert asked[3][:4] == asked[0]
+    assert asked[6][:5] == asked[3]
+    assert set(asked[9]).isdisjoint(asked[6])
+
+
+def test_one_shots_leave_the_turn_as_it_is() -> None:
+    trace = in_turn(one_shot_share=0.2, one_shot={"median": 320, "shape": 0})
+    shots = [prompt for prompt in prompts(trace) if len(prompt) == 20]
+    assert 0.15 < len(shots) / 400 < 0.25
+    assert len({prompt[0] for prompt in shots}) == len(shots)
+    rest = [prompt for prompt in prompts(trace) if len(prompt) == 4]
+    assert all(prompt == rest[at % 3] for at, prompt in enumerate(rest))
+
+
+def test_drift_moves_between_disjoint_sets_and_back() -> None:
+    trace = small("drift", sets=2, period=50, prompts={"count": 3})
+    firsts = [prompt[0] for prompt in prompts(trace)]
+    sets = [set(firsts[start : start + 50]) for start in range(0, 400, 50)]
+    assert sets[0].isdisjoint(sets[1])
+    assert [found for found in sets[::2] if found <= sets[0]] == sets[::2]
+    assert [found for found in sets[1::2] if found <= sets[1]] == sets[1::2]
+
+
+def test_tenants_have_a_prompt_each_and_scan_behind_it() -> None:
+    overrides = {
+        "system": {"count": 4, "tokens": {"low": 160, "high": 160}},
+        "user": {"median": 16, "shape": 0},
+        "scan_share": 0.02,
+        "scan": {"low": 30, "high": 30},
+        "document": {"median": 800, "shape": 0},
+    }
+    trace = small("tenants", requests=4000, **overrides)
+    asked = prompts(trace)
+    by_tenant = Counter(prompt[0] for prompt in asked if len(prompt) == 11)
+    assert len(by_tenant) == 4
+    shares = sorted((count / by_tenant.total() for count in by_tenant.values()), reverse=True)
+    assert shares == pytest.approx([12 / 25, 6 / 25, 4 / 25, 3 / 25], abs=0.06)  # as Zipf says
+    scanned = [prompt for prompt in asked if len(prompt) == 60]
+    assert len(scanned) > 500
+    assert {prompt[0] for prompt in scanned} <= set(by_tenant)
+    assert len({prompt[10] for prompt in scanned}) == len(scanned)  # each document once
+    at = trace.timestamps[trace.input_tokens == 960]
+    assert np.median(np.diff(at)) < 0.12  # close together: ten a second, and the scans overlap
+
+
+def test_agents_pause_and_documents_are_read_once() -> None:
+    overrides = {
+        "document": {"median": 800, "shape": 0},
+        "system": {"count": 1, "tokens": {"low": 320, "high": 320}},
+        "task": {"median": 32, "shape": 0},
+    }
+    trace = small("agents-documents", requests=3000, **overrides)
+    documents = [prompt for prompt in prompts(trace) if len(prompt) == 50]
+    starts = int((trace.input_tokens == 352).sum())
+    assert len(documents) / (len(documents) + starts) == pytest.approx(0.9, abs=0.06)
+    one = generate(
+        "agents-documents",
+        workload_settings(
+            "agents-documents",
+            {"requests": 3000, "rate": 1e-9, "document_share": 0, "steps": {"first": 3000, "most": 3000}}
+            | {"output": {"median": 1, "shape": 0}, "tool_result": {"median": 1, "shape": 0}},
+        ),
+    )
+    pauses = np.diff(one.timestamps)
+    assert np.median(pauses) == pytest.approx(5, rel=0.15)
+    assert (pauses > 300).mean() > 0.01  # the tail
+    assert (pauses > 1000).any()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from typing import NamedTuple
 
+from costcache.policies.hazard.frequent import Frequent
 from costcache.policies.hazard.life_table import ALL, LifeTable
 from costcache.records import RequestInfo
 
@@ -19,9 +21,24 @@ _OUTPUTS = (50, 200, 500)
 _PROMPTS = (2_000, 8_000, 32_000)
 _REASONS = 6
 _PRIORITIES = 2
-_BITS = 10  # enough for 4 outputs, 7 reasons and 5 priorities
+_LAST_TOKENS = 2
+"""Tokens by which endings are told apart: the one that stopped the request is the same for many."""
+_LAST = 6
+"""Endings of outputs that are told apart."""
+_LABELS = 8
+"""Labels of hints that are told apart."""
+_LONGEST = 64
+"""Characters of a label that count."""
+_SOON, _LATE = 0, 15
+"""Powers of two between which the seconds of a hint are told apart."""
+_MOST_ENDINGS = 512
+"""Ways to end beyond which no further ending of an output or hint counts. There are 140 without those, and
+each may be added without its hint."""
+_BITS = 11
 _MOST = 768
 """Classes; beyond that, tokens are told apart less finely."""
+_MOST_HINTED = 512
+"""Classes beyond which none is added for a hint."""
 
 
 class Ending(NamedTuple):
@@ -31,11 +48,15 @@ class Ending(NamedTuple):
         output: Range of its output length: 0 for the shortest.
         reason: Its finish reason, None where unknown.
         priority: Its priority, from -2 to 2.
+        last: Number of its last tokens among the frequent endings, None for the others.
+        hint: The client's hint in words, None without one.
     """
 
     output: int
     reason: str | None
     priority: int
+    last: int | None = None
+    hint: str | None = None
 
 
 class Kind(NamedTuple):
@@ -72,6 +93,10 @@ class Classes:
         self._fresh: dict[int, int] = {}
         self._after: dict[int, int] = {}
         self._reasons: set[str] = set()
+        self._last = Frequent(_LAST)
+        self._frequent = Frequent(_LABELS)
+        self._hints: dict[str, int] = {}
+        self._by_hint: dict[tuple[int, str], int] = {}
         self.open = self._add(0, "used once, by a request that has not ended")
         levels = [[-1] * (len(SPANS) + 1) for _ in range(len(FAMILIES))]
         self.by_uses = levels + levels[-1:] * 64
@@ -97,11 +122,32 @@ class Classes:
                 reason = None
         if priority:
             priority = max(-_PRIORITIES, min(priority, _PRIORITIES))
-        key = bisect_right(_OUTPUTS, info.output_tokens), reason, priority
+        output = bisect_right(_OUTPUTS, info.output_tokens)
+        last = self._last.number(info.ending[-_LAST_TOKENS:]) if info.ending else None
+        hint = self._hint(info)
+        if (last is not None or hint is not None) and len(self.endings) >= _MOST_ENDINGS:
+            known: int | None = self.endings.get(Ending(output, reason, priority, last, hint))
+            if known is not None:
+                return known
+            last = hint = None
+        key = output, reason, priority, last, hint
         number: int | None = self.endings.get(key)  # type: ignore[call-overload] # an equal tuple, made faster
         if number is None:
             number = self.endings[Ending(*key)] = len(self.endings)
         return number
+
+    def _hint(self, info: RequestInfo) -> str | None:
+        """The hint of a request in words, as far as hints are told apart."""
+        if info.session_ends:
+            return "session over"
+        returns = info.returns_after
+        if returns is None:
+            keep = info.keep_seconds
+            return None if keep is None else f"to keep for {_seconds(keep)}"
+        if isinstance(returns, str):
+            returns = returns[:_LONGEST]
+            return None if self._frequent.number(returns) is None else f"back after {returns}"
+        return f"back in {_seconds(returns)}"
 
     def fresh(self, new_tokens: int, ending: int) -> int:
         """Class of tokens used once, by a request that brought ``new_tokens`` never-seen tokens."""
@@ -109,9 +155,14 @@ class Classes:
         key = size << _BITS | ending
         number = self._fresh.get(key)
         if number is None:
+            ended = list(self.endings)[ending]
+            if ended.hint is not None:
+                number = self._fresh[key] = self._hinted(
+                    self.fresh(new_tokens, self._plain(ended)), ended.hint
+                )
+                return number
             if len(self) >= _MOST:
                 return self.open
-            ended = list(self.endings)[ending]
             label = f"used once, {_range(size, _PROMPTS)} new tokens, {_range(ended.output, _OUTPUTS)} output"
             number = self._fresh[key] = self._add(0, label + _rest(ended))
         return number
@@ -138,6 +189,8 @@ class Classes:
 
     def _after_new(self, group: int, ending: int) -> int:
         ended = list(self.endings)[ending]
+        if ended.hint is not None:
+            return self._hinted(self.after(group, self._plain(ended)), ended.hint)
         for other, same in self.endings.items():  # only two ranges of outputs are told apart
             known = self._after.get(group << _BITS | same)
             if known is not None and other[1:] == ended[1:] and _long(other) == _long(ended):
@@ -147,6 +200,22 @@ class Classes:
         family, scale = self._table.kin(group)
         label = f"{self._labels[group]}, {'200 or more' if _long(ended) else 'under 200'} output"
         return self._add(family, label + _rest(ended), scale)
+
+    def _plain(self, ended: Ending) -> int:
+        """Number of an ending without its hint."""
+        plain = ended._replace(hint=None)
+        return self.endings.setdefault(plain, len(self.endings))
+
+    def _hinted(self, plain: int, hint: str) -> int:
+        """Class of members of a class that came with a hint."""
+        number = self._by_hint.get((plain, hint))
+        if number is None:
+            if len(self) >= _MOST_HINTED:
+                return plain
+            number = self._table.add_hinted(plain, self._hints.setdefault(hint, len(self._hints)))
+            self._by_hint[plain, hint] = number
+            self._labels.append(f"{self._labels[plain]}, {hint}")
+        return number
 
     def kinds(self) -> list[Kind]:
         """Features of each class, by number."""
@@ -195,6 +264,18 @@ def _range(at: int, limits: tuple[int, ...]) -> str:
     return f"under {limits[0]}" if not at else f"{limits[at - 1]}+"
 
 
+def _seconds(value: float) -> str:
+    """Range of a time, in powers of two."""
+    exponent = min(max(math.frexp(value)[1], _SOON), _LATE)
+    if exponent == _SOON:
+        return f"under {2**exponent} s"
+    return f"{2 ** (exponent - 1)}{'+' if exponent == _LATE else f' to {2**exponent}'} s"
+
+
 def _rest(ending: Ending) -> str:
-    reason = "" if ending.reason is None else f", {ending.reason}"
-    return reason + (f", priority {ending.priority}" if ending.priority else "")
+    words = "" if ending.reason is None else f", {ending.reason}"
+    if ending.priority:
+        words += f", priority {ending.priority}"
+    if ending.last is not None:
+        words += f", ending {ending.last + 1}"
+    return words

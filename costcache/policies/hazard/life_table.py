@@ -6,6 +6,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from costcache.policies.hazard.bins import BINS, age_bin, bincount_2d, edges
+from costcache.policies.hazard.hinted import Trust
 from costcache.policies.hazard.survival import at_risk_of, shrink_to_prior, survival
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class LifeTable:
         self.tokens = 0.0
         self.squares = 0.0
         self._kinship: _Kinship | None = None
+        self._plain: dict[int, tuple[int, int]] = {}
+        self._trust = Trust()
 
     def __len__(self) -> int:
         """Number of classes."""
@@ -69,6 +72,17 @@ class LifeTable:
         self._family.append(family)
         self._scale.append(scale)
         return len(self._family) - 1
+
+    def add_hinted(self, plain: int, hint: int) -> int:
+        """Add a class of those members of a plain class that came with a hint; return its number.
+
+        Args:
+            plain: Number of the plain class.
+            hint: Number of the hint.
+        """
+        number = self.add_class(*self.kin(plain))
+        self._plain[number] = plain, hint
+        return number
 
     def kin(self, number: int) -> tuple[int, float]:
         """Family and scale of a class."""
@@ -85,6 +99,7 @@ class LifeTable:
         self.censored = array("d", [value * share for value in self.censored])
         self.tokens *= share
         self.squares *= share
+        self._trust.fade(share)
 
     def estimate(self, living: NDArray[np.float64], watched: float) -> Estimate:
         """Estimate survival from what was seen up to now.
@@ -100,11 +115,23 @@ class LifeTable:
         if self._kinship is None or len(self._kinship.family) != len(self):
             self._kinship = _Kinship(self._family, self._scale, self._families)
         used = np.array(np.asarray(self.used).reshape(-1, BINS).T, order="C")
-        censored = np.asarray(self.censored).reshape(-1, BINS).T + living
+        forgotten = np.asarray(self.censored).reshape(-1, BINS).T
+        censored = forgotten + living
         # Tokens of a node share their fate: many small intervals tell more than a few large ones.
-        once = self._strength * (self.squares / self.tokens if self.tokens else 1.0)
+        interval = self.squares / self.tokens if self.tokens else 1.0
+        once = self._strength * interval
         doubt = 1.0 + np.minimum(_ONE_STRETCH * edges()[:-1] / max(watched, 1e-9), 1e6)
-        return Estimate(used, censored, self._kinship, self._share, once, (once * doubt)[:, None])
+        weight = (once * doubt)[:, None]
+        estimate = Estimate(used, censored, self._kinship, self._share, once, weight)
+        if self._plain:
+            hinted = np.array(list(self._plain), np.int64)
+            plain, hints = np.array(list(self._plain.values()), np.int64).T
+            weights = self._trust.score(
+                used[:, hinted], forgotten[:, hinted], living[:, hinted], hints, interval
+            )
+            estimate.hint(hinted, plain, weights[hints])
+            self._trust.keep(*estimate.curves(hinted))
+        return estimate
 
     def shares(self, living: NDArray[np.float64], watched: float) -> NDArray[np.float64]:
         """Share used in each bin of what survived up to it, of each class.
@@ -134,6 +161,30 @@ class Estimate:
         used_by = kin.by_scale(used)
         at_risk = at_risk_of(used_by, kin.by_scale(censored))
         self._by_scale = _by_kinship(kin.families, used_by, at_risk, share, once)
+        self._pooled: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        self._of: NDArray[np.int64] = kin.family
+        self._trusted: NDArray[np.float64] = used[0]
+
+    def hint(self, hinted: NDArray[np.int64], plain: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
+        """Mix the curves of hinted classes with those of their plain classes.
+
+        Args:
+            hinted: Numbers of the hinted classes, int64.
+            plain: Number of the plain class of each.
+            weights: Weight of the hinted class's own curve, of each.
+        """
+        import numpy as np
+
+        of = self._of = np.arange(len(self))
+        of[hinted] = plain
+        cells = (np.arange(BINS)[:, None] * len(self) + of).ravel()
+        shape = BINS, len(self)
+        self._pooled = (
+            bincount_2d(cells, self._used.ravel(), shape),
+            bincount_2d(cells, self._censored.ravel(), shape),
+        )
+        self._trusted = np.zeros(len(self))
+        self._trusted[hinted] = weights
 
     def __len__(self) -> int:
         """Number of classes."""
@@ -150,13 +201,37 @@ class Estimate:
         """
         import numpy as np
 
-        kin = self._kin
         if classes is None:
             classes = np.arange(len(self))
+        if self._pooled is None:
+            return self._shares(self._used[:, classes], self._censored[:, classes], self._prior(classes))
+        own, plain = self.curves(classes)
+        trusted = self._trusted[classes]
+        return own * trusted + plain * (1.0 - trusted)
+
+    def curves(self, classes: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Shares of classes by their own counts alone, and those of their plain classes, their own if plain.
+
+        Args:
+            classes: Numbers of the classes, int64; the estimate has hinted ones.
+        """
+        used, censored = (self._used, self._censored) if self._pooled is None else self._pooled
+        of = self._of[classes]
+        plain = self._shares(used[:, of], censored[:, of], self._prior(classes))
+        return self._shares(self._used[:, classes], self._censored[:, classes], plain), plain
+
+    def _prior(self, classes: NDArray[np.int64]) -> NDArray[np.float64]:
+        import numpy as np
+
+        kin = self._kin
         prior = self._by_family[:, kin.family[classes]]
         both = np.sqrt(prior * self._by_scale.take(kin.at[:, classes]))
-        prior = np.where(kin.is_scaled[classes], both, prior)
-        return survival(self._used[:, classes], self._censored[:, classes], prior, self._weight, _SMOOTHINGS)
+        return np.where(kin.is_scaled[classes], both, prior)
+
+    def _shares(
+        self, used: NDArray[np.float64], censored: NDArray[np.float64], prior: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        return survival(used, censored, prior, self._weight, _SMOOTHINGS)
 
 
 class _Kinship:

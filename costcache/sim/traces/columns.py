@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costcache.errors import TraceError
-from costcache.sim.trace import Trace
+from costcache.sim.trace import HINTS, Trace
 
 if TYPE_CHECKING:
     from costcache.sim.traces.files import Source
@@ -23,9 +23,15 @@ class Columns:
 
     A reader appends a request's block ids to ``ids``, those of its output to ``output_ids`` if it knows
     them, and then calls :meth:`add`.
+
+    Attributes:
+        ids: Block ids of all prompts, concatenated.
+        output_ids: Those of the outputs.
+        names_sessions: Whether sessions are those that clients name.
     """
 
     def __init__(self) -> None:
+        self.names_sessions = False
         self.ids = array("q")
         self.output_ids = array("q")
         self._times, self._inputs, self._outputs = array("d"), array("q"), array("q")
@@ -37,6 +43,7 @@ class Columns:
         self._finish_numbers: dict[str, int] = {}
         self._has_sessions = False
         self._has_outputs = True
+        self._hints: dict[str, dict[int, Any]] = {name: {} for name in HINTS}  # few requests have any
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -86,6 +93,27 @@ class Columns:
         if follows is not None:
             self._follows.append(follows)
 
+    def hint(
+        self,
+        *,
+        tenant: str | None = None,
+        session_ends: bool = False,
+        returns_after: float | str | None = None,
+        keep_seconds: float | None = None,
+    ) -> None:
+        """Add what the client of the last request said; see :class:`~costcache.records.RequestInfo`."""
+        if tenant is None and not session_ends and returns_after is None and keep_seconds is None:
+            return
+        hints, number = self._hints, len(self) - 1
+        if tenant is not None:
+            hints["tenants"][number] = tenant
+        if session_ends:
+            hints["session_ends"][number] = True
+        if returns_after is not None:
+            hints["labels" if isinstance(returns_after, str) else "returns_after"][number] = returns_after
+        if keep_seconds is not None:
+            hints["keep_seconds"][number] = keep_seconds
+
     def no_outputs(self) -> None:
         """Note that a request's generated tokens are unknown; the trace then has no output ids at all."""
         self._has_outputs = False
@@ -103,6 +131,7 @@ class Columns:
         """
         if not self._inputs:
             raise TraceError(f"{source.label}: holds no request; give a file with one JSON object a line")
+        (tenants, tenant_names), (labels, label_names) = self._numbered("tenants"), self._numbered("labels")
         outputs = self._has_outputs and bool(self.output_ids)
         times = np.frombuffer(self._times, dtype=np.float64)
         think, service = (np.frombuffer(column, dtype=np.float64) for column in (self._think, self._service))
@@ -123,7 +152,31 @@ class Columns:
             priorities=_integers(self._priorities) if any(self._priorities) else None,
             output_ids=_integers(self.output_ids) if outputs else None,
             output_offsets=_integers(self._output_offsets) if outputs else None,
+            names_sessions=self.names_sessions and self._has_sessions,
+            tenants=tenants,
+            tenant_names=tenant_names,
+            session_ends=self._filled("session_ends", False),
+            returns_after=self._filled("returns_after", math.nan),
+            labels=labels,
+            label_names=label_names,
+            keep_seconds=self._filled("keep_seconds", math.nan),
         ).in_time_order()
+
+    def _filled(self, name: str, otherwise: bool | float) -> NDArray[Any] | None:
+        """Column of a hint, with ``otherwise`` for requests without it; None if none has it."""
+        given = self._hints[name]
+        if not given:
+            return None
+        column = np.full(len(self), otherwise)
+        column[list(given)] = list(given.values())
+        return column
+
+    def _numbered(self, name: str) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+        """Column of a hint of text, as indices of the texts that occur, and those."""
+        given = self._hints[name]
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(given.values()))}
+        self._hints[name] = {at: numbers[text] for at, text in given.items()}
+        return self._filled(name, -1), tuple(numbers)
 
 
 def _integers(column: array[int]) -> NDArray[np.int64]:

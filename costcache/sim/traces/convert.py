@@ -52,14 +52,13 @@ def with_path_ids(trace: Trace, block_size: int | None = None) -> Trace:
         offsets=np.concatenate(([0], np.cumsum(blocks))).astype(np.int64),
     )
     paths = page_paths(whole.page_keys(size))
-    return Trace(
-        name=trace.name,
+    return replace(
+        trace,
         block_size=size,
-        timestamps=trace.timestamps,
-        input_tokens=trace.input_tokens,
-        output_tokens=trace.output_tokens,
         ids=_by_first_use(paths.paths, paths.distinct),
         offsets=paths.offsets,
+        output_ids=None,
+        output_offsets=None,
     )
 
 

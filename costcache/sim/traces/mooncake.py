@@ -2,8 +2,10 @@
 
 Fields: ``timestamp`` (milliseconds), ``input_length``, ``output_length`` (tokens), ``hash_ids``
 (one per block, the partial last one included, so ``ceil(input_length / block_size)``). Blocks
-are of 512 tokens unless the caller or a field ``block_size`` of the lines says otherwise. Other
-fields are ignored. Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces.
+are of 512 tokens unless the caller or a field ``block_size`` of the lines says otherwise. Lines of ours may
+also have ``finish_reason``, and what clients say: ``session_id``, ``tenant``, ``priority``, and the hints
+``session_ends``, ``returns_after`` and ``keep_seconds``. Other fields are ignored. Source:
+github.com/kvcache-ai/Mooncake, FAST25-release/traces.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import msgspec
 
 from costcache.errors import TraceError
-from costcache.sim.trace import MOST_BLOCK
+from costcache.sim.requests import RequestInfos
+from costcache.sim.trace import HINTS, MOST_BLOCK
 from costcache.sim.traces.columns import Columns
 from costcache.sim.traces.files import open_output
-from costcache.sim.traces.rows import MOST_TOKENS, Rows, Tokens, fail, fail_block_size
+from costcache.sim.traces.rows import MOST_TOKENS, Rows, Seconds, Tokens, fail, fail_block_size
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
@@ -40,14 +43,27 @@ class _Line(msgspec.Struct, gc=False):
     output_length: Tokens
     hash_ids: list[int]
     block_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_BLOCK)] | None = None
+    finish_reason: str | None = None
+    session_id: str | int | None = None
+    tenant: str | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)] = 0
+    session_ends: bool = False
+    returns_after: Seconds | str | None = None
+    keep_seconds: Seconds | None = None
 
 
-class _Output(msgspec.Struct, gc=False):
+class _Output(msgspec.Struct, gc=False, omit_defaults=True):
     timestamp: int | float
     input_length: int
     output_length: int
     hash_ids: list[int]
     block_size: int
+    session_id: str | None = None
+    tenant: str | None = None
+    priority: int = 0
+    session_ends: bool = False
+    returns_after: float | str | None = None
+    keep_seconds: float | None = None
 
 
 _ROWS = Rows(
@@ -59,6 +75,13 @@ _ROWS = Rows(
         "hash_ids": "a list of whole numbers",
         "hash_ids[]": "a whole number",
         "block_size": f"tokens per hash id, a whole number from 1 to {MOST_BLOCK}",
+        "finish_reason": "the stop reason, text",
+        "session_id": "the session's name, text",
+        "tenant": "the tenant's name, text",
+        "priority": "a whole number; higher is kept longer",
+        "session_ends": "true or false",
+        "returns_after": "seconds, 0 or more, or a label",
+        "keep_seconds": "seconds, 0 or more",
     },
 )
 
@@ -94,7 +117,21 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
         except OverflowError:
             wrapped += sum(i > _HIGHEST_INT64 for i in row.hash_ids)
             columns.ids.fromlist(_wrap(label, number, row.hash_ids))
-        columns.add(row.timestamp / 1000.0, row.input_length, row.output_length)
+        columns.add(
+            row.timestamp / 1000.0,
+            row.input_length,
+            row.output_length,
+            session=row.session_id,
+            finish=row.finish_reason,
+            priority=row.priority,
+        )
+        columns.hint(
+            tenant=row.tenant,
+            session_ends=row.session_ends,
+            returns_after=row.returns_after,
+            keep_seconds=row.keep_seconds,
+        )
+    columns.names_sessions = True
     trace = columns.trace(source, size or DEFAULT_BLOCK_SIZE)
     if wrapped and int((trace.ids < 0).sum()) > wrapped:
         raise TraceError(
@@ -107,6 +144,9 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace in Mooncake's format, with its ``block_size`` in every line.
 
+    What clients say of themselves is written too: sessions (if it is they who name them), tenants, priorities
+    and hints.
+
     A file whose name ends in ``.gz`` or ``.xz`` is compressed; ``-`` is standard output. The file appears
     only once it is complete, and equal traces give equal bytes. Whole milliseconds are written as integers,
     so reading the file gives the trace back.
@@ -115,6 +155,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         TraceError: If the file cannot be written.
     """
     encode = msgspec.json.Encoder().encode_into
+    clients = RequestInfos(trace).of if _has_clients(trace) else None
     columns = zip(
         map(_milliseconds, trace.timestamps.tolist()),
         trace.input_tokens.tolist(),
@@ -125,11 +166,22 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     )
     line = bytearray()
     with open_output(path) as stream:
-        for time, inputs, outputs, start, stop in columns:
-            hash_ids = trace.ids[start:stop].tolist()
-            encode(_Output(time, inputs, outputs, hash_ids, trace.block_size), line)
+        for number, (time, inputs, outputs, start, stop) in enumerate(columns):
+            row = _Output(time, inputs, outputs, trace.ids[start:stop].tolist(), trace.block_size)
+            if clients is not None:
+                info = clients(number, 0)
+                row.session_id, row.tenant, row.priority = info.session, info.tenant, info.priority
+                row.session_ends, row.returns_after = info.session_ends, info.returns_after
+                row.keep_seconds = info.keep_seconds
+            encode(row, line)
             line += b"\n"
             stream.write(line)
+
+
+def _has_clients(trace: Trace) -> bool:
+    """Whether clients said anything of themselves."""
+    named = trace.names_sessions and trace.sessions is not None
+    return named or any(getattr(trace, column) is not None for column in ("priorities", *HINTS))
 
 
 def _milliseconds(seconds: float) -> int | float:

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 from costcache.errors import SettingsError
 from costcache.settings import read_settings
 from costcache.sim.workloads.agentic import AgenticSettings, agentic
+from costcache.sim.workloads.agents_documents import AgentsDocumentsSettings, agents_documents
 from costcache.sim.workloads.chat import ChatSettings, chat
+from costcache.sim.workloads.drift import DriftSettings, drift
 from costcache.sim.workloads.few_shot import FewShotSettings, few_shot
+from costcache.sim.workloads.in_turn import InTurnSettings, in_turn
 from costcache.sim.workloads.multi_turn import MultiTurnSettings, multi_turn
 from costcache.sim.workloads.random_prompts import RandomSettings, random_prompts
 from costcache.sim.workloads.settings import WorkloadSettings
+from costcache.sim.workloads.tenants import TenantsSettings, tenants
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,10 +48,14 @@ class Workload:
 
 WORKLOADS: Mapping[str, Workload] = {
     "agentic": Workload(AgenticSettings, agentic),
+    "agents-documents": Workload(AgentsDocumentsSettings, agents_documents),
     "chat": Workload(ChatSettings, chat),
+    "drift": Workload(DriftSettings, drift),
     "few-shot": Workload(FewShotSettings, few_shot),
+    "in-turn": Workload(InTurnSettings, in_turn),
     "multi-turn": Workload(MultiTurnSettings, multi_turn),
     "random": Workload(RandomSettings, random_prompts),
+    "tenants": Workload(TenantsSettings, tenants),
 }
 """Every workload by name."""
 
