@@ -74,8 +74,26 @@ class HazardStates(StateOrder):
         learner.tick(record.last_use)
         if learner.began is None:
             learner.began = learner.now
-        ghosts, at, end = self._ghosts, record.depth, record.end
-        deepest: Life | None = None
+        parent = record.parent
+        if parent is not None and parent.live_children > 1:
+            self._part(parent)
+        longest = self._find_ghost(record)
+        if longest is not None:
+            # The request would have resumed from there: where it did resume from is no use of that state.
+            shorter = learner.life_above(record)
+            if self._passed is None and shorter is not None:
+                learner.take_back(shorter)
+            self._passed = None
+            learner.use(record, longest)
+        super().insert(record)
+
+    def _find_ghost(self, record: NodeRecord) -> Life | None:
+        """Take the ghosts of a new node's prefix out; returns the longest state among them.
+
+        The state is the node's own again if it was at its end.
+        """
+        learner, ghosts, at, end = self._learner, self._ghosts, record.depth, record.end
+        longest: Life | None = None
         while ghosts and at < end:
             name = record.prefix_hash(at - record.depth)
             ghost = None if name is None else ghosts.pop(name, None)
@@ -84,49 +102,43 @@ class HazardStates(StateOrder):
             tokens, life = ghost
             at += tokens
             if life is not None:
-                if at > end:
-                    learner.censor(life)
-                else:
-                    if deepest is not None:
-                        learner.censor(deepest)
-                    deepest = life
-        if deepest is not None:
-            # The request would have resumed from there.
-            self._passed = None
-            learner.use(record, deepest)
-            if at == end:
-                self._lives[record.serial] = deepest
-        super().insert(record)
+                shorter, longest = (life, longest) if at > end else (longest, life)
+                if shorter is not None:
+                    learner.censor(shorter)
+        if longest is not None and at == end:
+            self._lives[record.serial] = longest
+        return longest
 
-    def touch(self, record: NodeRecord) -> None:
+    def use(self, record: NodeRecord) -> None:
         self._learner.tick(record.last_use)
-        life = self._lives.get(record.serial)
-        if life is not None and life.evicted:
-            self._passed = record  # the deepest of them is the last one touched
+        if not record.depth:
+            self._settle_passed()  # another walk begins
+        if record.state is not None:
+            self._passed = None
+        elif record.serial in self._lives:
+            self._passed = record
 
     def attach(self, record: NodeRecord) -> None:
-        self._settle_passed(record.serial)
-        learner = self._learner
-        life = self._lives.get(record.serial)
-        if life is None:
-            life = learner.make(record)
-        elif life.evicted and life.last_use < learner.now:
-            learner.use(record, life)
-        life.evicted = False
+        self._settle_passed()
+        life = self._lives.get(record.serial) or self._learner.make(record)
+        life.evicted = life.followed = False
+        life.branched = record.live_children > 0  # made where a prompt parted from another
+        self._learner.classify(record, life)
         super().attach(record)
+        self._follow(record, followed=True)
 
     def consume(self, record: NodeRecord) -> None:
-        passed = self._passed
-        if passed is not None:
-            self._passed = None
-            if passed.depth >= record.end:
-                self._learner.use(passed, self._lives[passed.serial])
-        self._learner.use(record, self._lives[record.serial])
+        if self._passed is None:
+            self._learner.use(record, self._lives[record.serial])
+        else:
+            self._settle_passed()
         super().consume(record)
 
     def detach(self, record: NodeRecord) -> None:
-        self._lives[record.serial].evicted = True
+        life = self._lives[record.serial]
+        life.evicted = True
         super().detach(record)
+        self._follow(record, followed=life.superseded)
 
     def remove(self, record: NodeRecord) -> None:
         life = self._lives.pop(record.serial, None)
@@ -135,11 +147,38 @@ class HazardStates(StateOrder):
             self._remember(name, record.tokens, life)
         elif life is not None:
             self._learner.censor(life)
-        if life is not None:
-            life.evicted = True
         if self._passed is record:
             self._passed = None
         super().remove(record)
+        if life is not None and not life.evicted:
+            life.evicted = True
+            self._follow(record, followed=False)
+
+    def _follow(self, record: NodeRecord, *, followed: bool) -> None:
+        """Tell the state before a node's whether another one follows it."""
+        above, parted = record.parent, False
+        while above is not None and above.state is None:
+            parted |= above.live_children > 1
+            above = above.parent
+        if above is not None and not parted:
+            self._set_followed(above, followed)
+
+    def _part(self, record: NodeRecord) -> None:
+        """Prompts part at the end of a node: a state there, or else the one before it, serves them all."""
+        if record.state is not None:
+            self._lives[record.serial].branched = True
+            self._set_followed(record, True)
+        above: NodeRecord | None = record
+        while above is not None and above.state is None:
+            above = above.parent
+        if above is not None and above is not record:
+            self._set_followed(above, False)
+
+    def _set_followed(self, record: NodeRecord, followed: bool) -> None:
+        life = self._lives[record.serial]
+        life.followed = followed
+        self._learner.classify(record, life)
+        self._queue(record)
 
     def _remember(self, name: int, tokens: int, life: Life | None) -> None:
         ghosts = self._ghosts
@@ -153,15 +192,15 @@ class HazardStates(StateOrder):
                 self._learner.censor(oldest)
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
-        self._settle_passed(None)
+        self._settle_passed()
         if request.end is not None:
             self._learner.answered(request.end, info)
         super().finish(request, info)
 
-    def _settle_passed(self, attached: int | None) -> None:
-        """Count a use of the deepest evicted state that a request passed, if it resumed from none."""
+    def _settle_passed(self) -> None:
+        """Count a use of the deepest evicted state that a request passed: it found none further on."""
         passed, self._passed = self._passed, None
-        if passed is not None and passed.serial != attached and passed.serial in self._lives:
+        if passed is not None and passed.serial in self._lives:
             self._learner.use(passed, self._lives[passed.serial])
 
     # -- scores ------------------------------------------------------------------------------
@@ -176,8 +215,7 @@ class HazardStates(StateOrder):
     def rescore(self, records: list[NodeRecord]) -> None:
         learner, lives = self._learner, self._lives
         for record in records:
-            life = lives[record.serial]
-            life.group = learner.class_of(record, life)
+            learner.classify(record, lives[record.serial])
         # A class that is new has no estimate of its own: early on that is most of them.
         if self._requests >= self._estimate_at or learner.has_new_classes:
             self._estimate_at = self._requests + ESTIMATE
