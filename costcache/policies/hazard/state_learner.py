@@ -59,7 +59,8 @@ class Life:
         evicted: Whether it is no longer cached.
         answer: Length and finish reason of the answer of the request that made it; None until that is known.
         turns: States that were made before it on its path, cached or evicted.
-        followed: Whether a longer state follows it, with no branch in between.
+        followed: Whether a longer state was made after it, with no branch in between.
+        stands_for: The state after it, evicted, whose session resumes from this one now; None otherwise.
         branched: Whether prompts have parted at it.
     """
 
@@ -72,6 +73,7 @@ class Life:
         "followed",
         "group",
         "last_use",
+        "stands_for",
         "turns",
         "uses",
     )
@@ -82,6 +84,7 @@ class Life:
         self.uses = 1
         self.first_use = self.last_use = now
         self.before: tuple[int, int, float] | None = None
+        self.stands_for: Life | None = None
         self.evicted = self.followed = self.branched = False
         self.answer: Answer | None = None
 
@@ -213,6 +216,10 @@ class StateLearner:
         family = level if position == _SUPERSEDED else position * _LEVELS + level
         self._rows.append((table, table.add_class(family, 0.0 if exponent is None else math.ldexp(0.75, exponent))))
         return len(self._rows) - 1
+
+    def worth_of(self, life: Life) -> float:
+        """Expected uses of a state per unit of time, as of the last estimate."""
+        return self.worth[life.group][age_bin(self.now - life.last_use)]
 
     def label(self, group: int) -> str:
         """A class in words."""

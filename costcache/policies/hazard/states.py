@@ -79,11 +79,11 @@ class HazardStates(StateOrder):
             self._part(parent)
         longest = self._find_ghost(record)
         if longest is not None:
-            # The request would have resumed from there: where it did resume from is no use of that state.
-            shorter = learner.life_above(record)
-            if self._passed is None and shorter is not None:
+            # The request would have resumed from there, and fell back to another.
+            passed, self._passed = self._passed, None
+            shorter = None if passed is not None else learner.life_above(record)
+            if shorter is not None and shorter.superseded:
                 learner.take_back(shorter)
-            self._passed = None
             learner.use(record, longest)
         super().insert(record)
 
@@ -122,23 +122,24 @@ class HazardStates(StateOrder):
         self._settle_passed()
         life = self._lives.get(record.serial) or self._learner.make(record)
         life.evicted = life.followed = False
+        life.stands_for = None
         life.branched = record.live_children > 0  # made where a prompt parted from another
         self._learner.classify(record, life)
         super().attach(record)
-        self._follow(record, followed=True)
+        self._follow(record, None)
 
     def consume(self, record: NodeRecord) -> None:
-        if self._passed is None:
-            self._learner.use(record, self._lives[record.serial])
-        else:
-            self._settle_passed()
+        life = self._lives[record.serial]
+        if self._passed is None or not life.superseded:  # else it falls back to this one
+            self._learner.use(record, life)
+        self._settle_passed()
         super().consume(record)
 
     def detach(self, record: NodeRecord) -> None:
         life = self._lives[record.serial]
         life.evicted = True
         super().detach(record)
-        self._follow(record, followed=life.superseded)
+        self._follow(record, life.stands_for if life.superseded else life)
 
     def remove(self, record: NodeRecord) -> None:
         life = self._lives.pop(record.serial, None)
@@ -152,33 +153,35 @@ class HazardStates(StateOrder):
         super().remove(record)
         if life is not None and not life.evicted:
             life.evicted = True
-            self._follow(record, followed=False)
+            self._follow(record, life.stands_for if life.superseded else life)
 
-    def _follow(self, record: NodeRecord, *, followed: bool) -> None:
-        """Tell the state before a node's whether another one follows it."""
+    def _follow(self, record: NodeRecord, evicted: Life | None) -> None:
+        """Tell the state before a node's that a longer one follows it, or which one did and was evicted."""
         above, parted = record.parent, False
         while above is not None and above.state is None:
             parted |= above.live_children > 1
             above = above.parent
-        if above is not None and not parted:
-            self._set_followed(above, followed)
+        if above is None or parted:
+            return
+        life = self._lives[above.serial]
+        life.followed, life.stands_for = True, evicted
+        if life.superseded:
+            self._learner.classify(above, life)
+            self._queue(above)
 
     def _part(self, record: NodeRecord) -> None:
         """Prompts part at the end of a node: a state there, or else the one before it, serves them all."""
-        if record.state is not None:
-            self._lives[record.serial].branched = True
-            self._set_followed(record, True)
         above: NodeRecord | None = record
         while above is not None and above.state is None:
             above = above.parent
-        if above is not None and above is not record:
-            self._set_followed(above, False)
-
-    def _set_followed(self, record: NodeRecord, followed: bool) -> None:
-        life = self._lives[record.serial]
-        life.followed = followed
-        self._learner.classify(record, life)
-        self._queue(record)
+        if above is not None:
+            life = self._lives[above.serial]
+            if above is record:
+                life.branched = True
+            else:
+                life.followed = False
+            self._learner.classify(above, life)
+            self._queue(above)
 
     def _remember(self, name: int, tokens: int, life: Life | None) -> None:
         ghosts = self._ghosts
@@ -209,7 +212,9 @@ class HazardStates(StateOrder):
         learner, life = self._learner, self._lives[record.serial]
         replay, alone = reach(record)
         bytes_freed = self._state_bytes + alone * self._kv_bytes
-        worth = learner.worth[life.group][age_bin(learner.now - life.last_use)]
+        worth = learner.worth_of(life)
+        if life.superseded and life.stands_for is not None:
+            worth = JOIN(worth, learner.worth_of(life.stands_for))
         return float(worth * (replay / bytes_freed) ** self._power)
 
     def rescore(self, records: list[NodeRecord]) -> None:
@@ -243,6 +248,9 @@ class HazardStates(StateOrder):
         from costcache.policies.hazard.explained import StatesExplained
 
         return StatesExplained(self._learner)
+
+
+JOIN = max
 
 
 def reach(record: NodeRecord) -> tuple[int, int]:
