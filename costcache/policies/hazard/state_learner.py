@@ -14,6 +14,7 @@ raises them.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -33,11 +34,13 @@ __all__ = ["Life", "StateLearner"]
 _SHARE = 0.02
 """Share of states that are resumed from in each bin of age, before anything is seen."""
 _BRANCHED_OFF = 1e-9
-"""The same of superseded ones: none, but those last used longest ago are evicted first."""
+"""Factor of that for superseded states: all but none, yet those last used longest ago are evicted first."""
 _SUPERSEDED = 3
 """Position of a superseded state; that of others is how many branches follow, at most 2."""
 _LEVELS = 4
+"""Steps of the number of uses."""
 
+_OUTPUT_STEPS = (50, 200, 500)
 _OUTPUTS = ("under 50 output", "50+ output", "200+ output", "500+ output")
 _POSITIONS = ("nothing after it", "one branch after it", "branches after it", "superseded")
 _TURNS = ("", ", after a state", ", after 2+ states", ", after 4+ states")
@@ -55,7 +58,8 @@ class Life:
         uses: Requests that resumed from it, and the one that made it.
         first_use: When it was made.
         last_use: When it was last used.
-        before: Class, bin of age and time of the use before that; None if there was none, or it is unknown.
+        undo: Class and bin of age in which its last use was counted, and the time of the one before; None if
+            there was none, or it has been taken back.
         evicted: Whether it is no longer cached.
         answer: Length and finish reason of the answer of the request that made it; None until that is known.
         turns: States that were made before it on its path, cached or evicted.
@@ -66,7 +70,6 @@ class Life:
 
     __slots__ = (
         "answer",
-        "before",
         "branched",
         "evicted",
         "first_use",
@@ -75,6 +78,7 @@ class Life:
         "last_use",
         "stands_for",
         "turns",
+        "undo",
         "uses",
     )
 
@@ -83,7 +87,7 @@ class Life:
         self.turns = turns
         self.uses = 1
         self.first_use = self.last_use = now
-        self.before: tuple[int, int, float] | None = None
+        self.undo: tuple[int, int, float] | None = None
         self.stands_for: Life | None = None
         self.evicted = self.followed = self.branched = False
         self.answer: Answer | None = None
@@ -117,7 +121,7 @@ class StateLearner:
         self.began: float | None = None
         self.worth: list[list[float]] = []
         self.shares: NDArray[np.float64] | None = None
-        # Those of superseded states last. A class is a row of one of them.
+        # Of all others, and of superseded states. A class is a row of one of them.
         self._tables = (
             LifeTable((ALL,) * (_SUPERSEDED * _LEVELS), strength, _SHARE),
             LifeTable((ALL,) * _LEVELS, strength, _SHARE * _BRANCHED_OFF),
@@ -142,35 +146,43 @@ class StateLearner:
 
     def make(self, record: NodeRecord) -> Life:
         """Begin the life of a state that is made at the end of a node."""
-        above = self.life_above(record)
-        life = self.lives[record.serial] = Life(0 if above is None else above.turns + 1, self.now)
+        before = self._before(record)
+        turns = 0 if before is None else self.lives[before.serial].turns + 1
+        life = self.lives[record.serial] = Life(turns, self.now)
         return life
 
-    def life_above(self, record: NodeRecord) -> Life | None:
-        """Life of the nearest state before a node's, cached or evicted."""
-        above, life = record.parent, None
-        while above is not None and life is None:
-            life = self.lives.get(above.serial)
+    def _before(self, record: NodeRecord) -> NodeRecord | None:
+        """The nearest node before one that has a state, or had."""
+        above = record.parent
+        while above is not None and above.serial not in self.lives:
             above = above.parent
-        return life
+        return above
 
     def use(self, record: NodeRecord, life: Life) -> None:
         """End a state's interval with a use, and begin the next one."""
-        now, last_use = self.now, life.last_use
-        at = age_bin(now - last_use)
+        at = age_bin(self.now - life.last_use)
         self._count_use(life.group, at, 1.0)
-        life.before = life.group, at, last_use
+        life.undo = life.group, at, life.last_use
         life.uses += 1
-        life.last_use = now
+        life.last_use = self.now
         self.classify(record, life)
 
-    def take_back(self, life: Life) -> None:
-        """Take back a state's last use, by a request that would have resumed from a longer one."""
-        if life.before is not None:
-            life.group, at, life.last_use = life.before
+    def take_back(self, record: NodeRecord) -> None:
+        """Take back the last use of the state before a node, if it was counted for superseded ones.
+
+        The request resumed from it because a newer state had been evicted. That says nothing of how often
+        prompts branch off before the newer one, which is what superseded states wait for.
+        """
+        above = self._before(record)
+        life = None if above is None else self.lives[above.serial]
+        if above is None or life is None or life.undo is None:
+            return
+        group, at, last_use = life.undo
+        if self._rows[group][0] is self._tables[True]:
+            self._count_use(group, at, -1.0)
             life.uses -= 1
-            life.before = None
-            self._count_use(life.group, at, -1.0)
+            life.last_use, life.undo = last_use, None
+            self.classify(above, life)
 
     def _count_use(self, group: int, at: int, states: float) -> None:
         table, row = self._rows[group]
@@ -185,8 +197,7 @@ class StateLearner:
         """Class the state at the end of a request's path by its answer, if it was made by it."""
         life = self.lives.get(record.serial)
         if life is not None and life.uses == 1 and life.answer is None:
-            out = info.output_tokens
-            life.answer = (0 if out < 50 else 1 if out < 200 else 2 if out < 500 else 3, info.finish_reason)
+            life.answer = bisect_right(_OUTPUT_STEPS, info.output_tokens), info.finish_reason
             self.classify(record, life)
 
     def classify(self, record: NodeRecord, life: Life) -> None:
@@ -202,19 +213,22 @@ class StateLearner:
         key = (position, level, known)
         number = self._classes.get(key)
         if number is None:
-            number = self._classes[key] = self._add_class(position, level, exponent if gap > 0 else None)
+            scale = math.ldexp(0.75, exponent) if gap > 0 else 0.0
+            number = self._classes[key] = self._add_class(position, level, scale)
         life.group = number
 
-    def _add_class(self, position: int, level: int, exponent: int | None) -> int:
-        table = self._tables[position == _SUPERSEDED]
-        # Until it is estimated: as the first of its kind.
-        worth = next((w for w, (own, _) in zip(self.worth, self._rows, strict=True) if own is table), None)
-        if worth is None:
-            scale = _BRANCHED_OFF if position == _SUPERSEDED else 1.0
-            worth = [scale / (age + 1) for age in range(BINS)]
+    def _add_class(self, position: int, level: int, scale: float) -> int:
+        """Add a class, which is worth as much as the first of its table until it is estimated."""
+        superseded = position == _SUPERSEDED
+        family = level if superseded else position * _LEVELS + level
+        table = self._tables[superseded]
+        worth = [(_BRANCHED_OFF if superseded else 1.0) / (age + 1) for age in range(BINS)]
+        for number, (its, _) in enumerate(self._rows):
+            if its is table:
+                worth = self.worth[number]
+                break
         self.worth.append(worth)
-        family = level if position == _SUPERSEDED else position * _LEVELS + level
-        self._rows.append((table, table.add_class(family, 0.0 if exponent is None else math.ldexp(0.75, exponent))))
+        self._rows.append((table, table.add_class(family, scale)))
         return len(self._rows) - 1
 
     def worth_of(self, life: Life) -> float:

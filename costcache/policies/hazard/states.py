@@ -5,9 +5,11 @@ The score of each state, with G the Gittins index of its class at its age (see
 
     G x (tokens to recompute without it / bytes that are freed with it) ** power
 
-So a state before a longer one of the same conversation soon ranks low, one where many conversations fork
-stays, and the newest of a conversation that continues is told from that of a prompt asked for the first time.
-KV needs no score of its own: tokens between two states are worth what the state after them is.
+So a state that a longer one of its session has superseded ranks below the newest of every session, one where
+many conversations fork stays, and the newest of a conversation that continues is told from that of a prompt
+asked for the first time. When the newest is evicted, the state before it stands in for it, and is worth what
+the evicted one would be. KV needs no score of its own: tokens between two states are worth what the state
+after them is.
 
 An evicted state is remembered for a while, to see whether it would have been used: a request that passes its
 position, and found no state further on, would have resumed from it.
@@ -18,7 +20,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from costcache.policies.hazard.bins import age_bin
 from costcache.policies.hazard.state_learner import Life, StateLearner
 from costcache.policies.states import StateOrder
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
@@ -79,11 +80,10 @@ class HazardStates(StateOrder):
             self._part(parent)
         longest = self._find_ghost(record)
         if longest is not None:
-            # The request would have resumed from there, and fell back to another.
-            passed, self._passed = self._passed, None
-            shorter = None if passed is not None else learner.life_above(record)
-            if shorter is not None and shorter.superseded:
-                learner.take_back(shorter)
+            # The request would have resumed from there. Where it did resume from, it fell back to.
+            if self._passed is None:
+                learner.take_back(record)
+            self._passed = None
             learner.use(record, longest)
         super().insert(record)
 
@@ -102,9 +102,9 @@ class HazardStates(StateOrder):
             tokens, life = ghost
             at += tokens
             if life is not None:
-                shorter, longest = (life, longest) if at > end else (longest, life)
-                if shorter is not None:
-                    learner.censor(shorter)
+                other, longest = (life, longest) if at > end else (longest, life)
+                if other is not None:
+                    learner.censor(other)
         if longest is not None and at == end:
             self._lives[record.serial] = longest
         return longest
@@ -121,12 +121,11 @@ class HazardStates(StateOrder):
     def attach(self, record: NodeRecord) -> None:
         self._settle_passed()
         life = self._lives.get(record.serial) or self._learner.make(record)
-        life.evicted = life.followed = False
-        life.stands_for = None
-        life.branched = record.live_children > 0  # made where a prompt parted from another
+        life.evicted, life.followed, life.stands_for = False, False, None
+        life.branched = record.live_children > 0  # made where a prompt parts from another
         self._learner.classify(record, life)
         super().attach(record)
-        self._follow(record, None)
+        self._follow(record)
 
     def consume(self, record: NodeRecord) -> None:
         life = self._lives[record.serial]
@@ -136,9 +135,9 @@ class HazardStates(StateOrder):
         super().consume(record)
 
     def detach(self, record: NodeRecord) -> None:
+        super().detach(record)
         life = self._lives[record.serial]
         life.evicted = True
-        super().detach(record)
         self._follow(record, life.stands_for if life.superseded else life)
 
     def remove(self, record: NodeRecord) -> None:
@@ -155,33 +154,32 @@ class HazardStates(StateOrder):
             life.evicted = True
             self._follow(record, life.stands_for if life.superseded else life)
 
-    def _follow(self, record: NodeRecord, evicted: Life | None) -> None:
-        """Tell the state before a node's that a longer one follows it, or which one did and was evicted."""
+    def _follow(self, record: NodeRecord, evicted: Life | None = None) -> None:
+        """Tell the state before a node's that one follows it, or which one did until it was evicted."""
         above, parted = record.parent, False
         while above is not None and above.state is None:
             parted |= above.live_children > 1
             above = above.parent
-        if above is None or parted:
-            return
-        life = self._lives[above.serial]
-        life.followed, life.stands_for = True, evicted
-        if life.superseded:
-            self._learner.classify(above, life)
-            self._queue(above)
+        if above is not None and not parted:
+            life = self._lives[above.serial]
+            life.followed, life.stands_for = True, evicted
+            if life.superseded:
+                self._reclassify(above)
 
     def _part(self, record: NodeRecord) -> None:
-        """Prompts part at the end of a node: a state there, or else the one before it, serves them all."""
+        """Prompts part at the end of a node: its state, or else the one before it, serves all of them."""
         above: NodeRecord | None = record
         while above is not None and above.state is None:
             above = above.parent
         if above is not None:
             life = self._lives[above.serial]
-            if above is record:
-                life.branched = True
-            else:
-                life.followed = False
-            self._learner.classify(above, life)
-            self._queue(above)
+            life.branched |= above is record
+            life.followed &= above is record
+            self._reclassify(above)
+
+    def _reclassify(self, record: NodeRecord) -> None:
+        self._learner.classify(record, self._lives[record.serial])
+        self._queue(record)
 
     def _remember(self, name: int, tokens: int, life: Life | None) -> None:
         ghosts = self._ghosts
@@ -214,7 +212,7 @@ class HazardStates(StateOrder):
         bytes_freed = self._state_bytes + alone * self._kv_bytes
         worth = learner.worth_of(life)
         if life.superseded and life.stands_for is not None:
-            worth = JOIN(worth, learner.worth_of(life.stands_for))
+            worth = max(worth, learner.worth_of(life.stands_for))
         return float(worth * (replay / bytes_freed) ** self._power)
 
     def rescore(self, records: list[NodeRecord]) -> None:
@@ -248,9 +246,6 @@ class HazardStates(StateOrder):
         from costcache.policies.hazard.explained import StatesExplained
 
         return StatesExplained(self._learner)
-
-
-JOIN = max
 
 
 def reach(record: NodeRecord) -> tuple[int, int]:
