@@ -3,11 +3,18 @@
 Classes are by the children of the node (none, one, more), by how often requests resumed from a state, and by
 the mean gap between those times; before the first, by the answer of the request, how it ended, and the number
 of states made before it on the path.
+
+A state is *superseded* once a longer one of the same session follows it and no other prompt ever parted from
+there. The session resumes from the longer one, so a superseded state serves only a prompt that branches off
+before it. Superseded states have a life table of their own, since those that are newest say nothing about
+them. It begins with next to no uses, which ranks them before all others; prompts that do branch off are what
+raises them.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -24,10 +31,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Life", "StateLearner"]
 
-FAMILIES = (ALL,) * 12
+_SHARE = 0.02
+"""Share of states that are resumed from in each bin of age, before anything is seen."""
+_BRANCHED_OFF = 1e-9
+"""Factor of that for superseded states: all but none, yet those last used longest ago are evicted first."""
+_SUPERSEDED = 3
+"""Position of a superseded state; that of others is how many branches follow, at most 2."""
+_LEVELS = 4
+"""Steps of the number of uses."""
 
+_OUTPUT_STEPS = (50, 200, 500)
 _OUTPUTS = ("under 50 output", "50+ output", "200+ output", "500+ output")
-_CHILDREN = ("nothing after it", "one branch after it", "branches after it")
+_POSITIONS = ("nothing after it", "one branch after it", "branches after it", "superseded")
 _TURNS = ("", ", after a state", ", after 2+ states", ", after 4+ states")
 _USES = ("", "used 2 times", "used 3+ times", "used 5+ times")
 
@@ -43,20 +58,44 @@ class Life:
         uses: Requests that resumed from it, and the one that made it.
         first_use: When it was made.
         last_use: When it was last used.
+        undo: Class and bin of age in which its last use was counted, and the time of the one before; None if
+            there was none, or it has been taken back.
         evicted: Whether it is no longer cached.
         answer: Length and finish reason of the answer of the request that made it; None until that is known.
         turns: States that were made before it on its path, cached or evicted.
+        followed: Whether a longer state was made after it, with no branch in between.
+        stands_for: The state after it, evicted, whose session resumes from this one now; None otherwise.
+        branched: Whether prompts have parted at it.
     """
 
-    __slots__ = ("answer", "evicted", "first_use", "group", "last_use", "turns", "uses")
+    __slots__ = (
+        "answer",
+        "branched",
+        "evicted",
+        "first_use",
+        "followed",
+        "group",
+        "last_use",
+        "stands_for",
+        "turns",
+        "undo",
+        "uses",
+    )
 
     def __init__(self, turns: int, now: float) -> None:
         self.group = 0
         self.turns = turns
         self.uses = 1
         self.first_use = self.last_use = now
-        self.evicted = False
+        self.undo: tuple[int, int, float] | None = None
+        self.stands_for: Life | None = None
+        self.evicted = self.followed = self.branched = False
         self.answer: Answer | None = None
+
+    @property
+    def superseded(self) -> bool:
+        """Whether only a prompt that branches off before the next state would resume from it."""
+        return self.followed and not self.branched
 
 
 class StateLearner:
@@ -82,7 +121,12 @@ class StateLearner:
         self.began: float | None = None
         self.worth: list[list[float]] = []
         self.shares: NDArray[np.float64] | None = None
-        self._table = LifeTable(FAMILIES, strength, 0.02)
+        # Of all others, and of superseded states. A class is a row of one of them.
+        self._tables = (
+            LifeTable((ALL,) * (_SUPERSEDED * _LEVELS), strength, _SHARE),
+            LifeTable((ALL,) * _LEVELS, strength, _SHARE * _BRANCHED_OFF),
+        )
+        self._rows: list[tuple[LifeTable, int]] = []
         self._classes: dict[tuple[int, int, int | tuple[Answer | None, int]], int] = {}
         self._estimated = 0  # classes
 
@@ -101,61 +145,99 @@ class StateLearner:
         self.now = max(self.now, now)
 
     def make(self, record: NodeRecord) -> Life:
-        """Begin the life of a state that was just made at the end of a node."""
-        turns, above = 0, record.parent
-        while above is not None:
-            before = self.lives.get(above.serial)
-            if before is not None:
-                turns = before.turns + 1
-                break
-            above = above.parent
+        """Begin the life of a state that is made at the end of a node."""
+        before = self._before(record)
+        turns = 0 if before is None else self.lives[before.serial].turns + 1
         life = self.lives[record.serial] = Life(turns, self.now)
-        life.group = self.class_of(record, life)
-        self._table.interval(1)
         return life
+
+    def _before(self, record: NodeRecord) -> NodeRecord | None:
+        """The nearest node before one that has a state, or had."""
+        above = record.parent
+        while above is not None and above.serial not in self.lives:
+            above = above.parent
+        return above
 
     def use(self, record: NodeRecord, life: Life) -> None:
         """End a state's interval with a use, and begin the next one."""
-        now = self.now
-        self._table.used[life.group * BINS + age_bin(now - life.last_use)] += 1.0
+        at = age_bin(self.now - life.last_use)
+        self._count_use(life.group, at, 1.0)
+        life.undo = life.group, at, life.last_use
         life.uses += 1
-        life.last_use = now
-        self._table.interval(1)
-        life.group = self.class_of(record, life)
+        life.last_use = self.now
+        self.classify(record, life)
+
+    def take_back(self, record: NodeRecord) -> None:
+        """Take back the last use of the state before a node, if it was counted for superseded ones.
+
+        The request resumed from it because a newer state had been evicted. That says nothing of how often
+        prompts branch off before the newer one, which is what superseded states wait for.
+        """
+        above = self._before(record)
+        life = None if above is None else self.lives[above.serial]
+        if above is None or life is None or life.undo is None:
+            return
+        group, at, last_use = life.undo
+        if self._rows[group][0] is self._tables[True]:
+            self._count_use(group, at, -1.0)
+            life.uses -= 1
+            life.last_use, life.undo = last_use, None
+            self.classify(above, life)
+
+    def _count_use(self, group: int, at: int, states: float) -> None:
+        table, row = self._rows[group]
+        table.used[row * BINS + at] += states
 
     def censor(self, life: Life) -> None:
         """Forget a state, whose interval is censored."""
-        self._table.censored[life.group * BINS + age_bin(self.now - life.last_use)] += 1.0
+        table, row = self._rows[life.group]
+        table.censored[row * BINS + age_bin(self.now - life.last_use)] += 1.0
 
     def answered(self, record: NodeRecord, info: RequestInfo) -> None:
         """Class the state at the end of a request's path by its answer, if it was made by it."""
         life = self.lives.get(record.serial)
         if life is not None and life.uses == 1 and life.answer is None:
-            out = info.output_tokens
-            life.answer = (0 if out < 50 else 1 if out < 200 else 2 if out < 500 else 3, info.finish_reason)
-            life.group = self.class_of(record, life)
+            life.answer = bisect_right(_OUTPUT_STEPS, info.output_tokens), info.finish_reason
+            self.classify(record, life)
 
-    def class_of(self, record: NodeRecord, life: Life) -> int:
-        """Number of a state's class; classes follow the node, whose children come and go without a use."""
+    def classify(self, record: NodeRecord, life: Life) -> None:
+        """Give a state its class, which follows its node: children come and go without a use."""
         uses = life.uses
         gap = (life.last_use - life.first_use) / (uses - 1) if uses > 1 else 0.0
-        children = min(record.live_children, 2)
-        level = min((uses - 1).bit_length(), 3)
-        exponent = math.frexp(gap)[1] if uses > 1 and gap > 0 else 0
+        position = _SUPERSEDED if life.superseded else min(record.live_children, 2)
+        level = min((uses - 1).bit_length(), _LEVELS - 1)
+        exponent = math.frexp(gap)[1] if gap > 0 else 0
         exponent = min(max(exponent, -1), 16)
         known: int | tuple[Answer | None, int]
         known = exponent if uses > 1 else (life.answer, min(life.turns.bit_length(), 3))
-        key = (children, level, known)
+        key = (position, level, known)
         number = self._classes.get(key)
         if number is None:
-            scale = math.ldexp(0.75, exponent) if uses > 1 and gap > 0 else 0.0
-            number = self._classes[key] = self._table.add_class(children * 4 + level, scale)
-            self.worth.append(self.worth[0] if self.worth else [1.0 / (age + 1) for age in range(BINS)])
-        return number
+            scale = math.ldexp(0.75, exponent) if gap > 0 else 0.0
+            number = self._classes[key] = self._add_class(position, level, scale)
+        life.group = number
+
+    def _add_class(self, position: int, level: int, scale: float) -> int:
+        """Add a class, which is worth as much as the first of its table until it is estimated."""
+        superseded = position == _SUPERSEDED
+        family = level if superseded else position * _LEVELS + level
+        table = self._tables[superseded]
+        worth = [(_BRANCHED_OFF if superseded else 1.0) / (age + 1) for age in range(BINS)]
+        for number, (its, _) in enumerate(self._rows):
+            if its is table:
+                worth = self.worth[number]
+                break
+        self.worth.append(worth)
+        self._rows.append((table, table.add_class(family, scale)))
+        return len(self._rows) - 1
+
+    def worth_of(self, life: Life) -> float:
+        """Expected uses of a state per unit of time, as of the last estimate."""
+        return self.worth[life.group][age_bin(self.now - life.last_use)]
 
     def label(self, group: int) -> str:
         """A class in words."""
-        children, level, rest = list(self._classes)[group]
+        position, level, rest = list(self._classes)[group]
         if isinstance(rest, int):
             words = f"{_USES[level]}, every {2.0 ** (rest - 1):g} to {2.0**rest:g}"
         else:
@@ -165,20 +247,25 @@ class StateLearner:
                 output, reason = answer
                 words = f"used once, {_OUTPUTS[output]}" + ("" if reason is None else f", {reason}")
             words += _TURNS[turns]
-        return f"{words}, {_CHILDREN[children]}"
+        return f"{words}, {_POSITIONS[position]}"
 
     def estimate(self, ghosts: Iterable[Life]) -> None:
         """Estimate survival from the lives of states in the cache, and of evicted ones."""
         import numpy as np
 
         self._estimated = len(self._classes)
-        shares = self._table.shares(np.array(self._living(ghosts)), self.watched)
+        living = np.array(self._living(ghosts))
+        shares = np.empty_like(living)
+        for table in self._tables:
+            own = [number for number, (its, _) in enumerate(self._rows) if its is table]
+            if own:
+                shares[:, own] = table.shares(living[:, own], self.watched)
         self.shares = shares.T
         self.worth = gittins_index(shares, edges()).T.tolist()
 
     def _living(self, ghosts: Iterable[Life]) -> list[list[float]]:
         """States by bin of their age now and by class."""
-        living = [[0.0] * len(self._table) for _ in range(BINS)]
+        living = [[0.0] * len(self._rows) for _ in range(BINS)]
         for life in (*self.lives.values(), *ghosts):
             living[age_bin(self.now - life.last_use)][life.group] += 1.0
         return living
@@ -187,17 +274,17 @@ class StateLearner:
         """Describe the classes, by number; ``ghosts`` as in :meth:`estimate`."""
         from costcache.policies.hazard.snapshot import ClassSnapshot
 
-        living, table = self._living(ghosts), self._table
+        living = self._living(ghosts)
         shares = [] if self.shares is None else self.shares.tolist()
         found = []
-        for number in self._classes.values():
-            row = slice(number * BINS, (number + 1) * BINS)
+        for number, (table, row) in enumerate(self._rows):
+            own = slice(row * BINS, (row + 1) * BINS)
             found.append(
                 ClassSnapshot(
                     name=self.label(number),
                     kind=None,
-                    used=tuple(table.used[row]),
-                    censored=tuple(table.censored[row]),
+                    used=tuple(table.used[own]),
+                    censored=tuple(table.censored[own]),
                     at_risk=tuple(in_bin[number] for in_bin in living),
                     shares=tuple(shares[number]) if number < len(shares) else (),
                     worth=tuple(self.worth[number]),

@@ -5,9 +5,11 @@ The score of each state, with G the Gittins index of its class at its age (see
 
     G x (tokens to recompute without it / bytes that are freed with it) ** power
 
-So a state before a longer one of the same conversation soon ranks low, one where many conversations fork
-stays, and the newest of a conversation that continues is told from that of a prompt asked for the first time.
-KV needs no score of its own: tokens between two states are worth what the state after them is.
+So a state that a longer one of its session has superseded ranks below the newest of every session, one where
+many conversations fork stays, and the newest of a conversation that continues is told from that of a prompt
+asked for the first time. When the newest is evicted, the state before it stands in for it, and is worth what
+the evicted one would be. KV needs no score of its own: tokens between two states are worth what the state
+after them is.
 
 An evicted state is remembered for a while, to see whether it would have been used: a request that passes its
 position, and found no state further on, would have resumed from it.
@@ -18,7 +20,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from costcache.policies.hazard.bins import age_bin
 from costcache.policies.hazard.state_learner import Life, StateLearner
 from costcache.policies.states import StateOrder
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
@@ -74,8 +75,25 @@ class HazardStates(StateOrder):
         learner.tick(record.last_use)
         if learner.began is None:
             learner.began = learner.now
-        ghosts, at, end = self._ghosts, record.depth, record.end
-        deepest: Life | None = None
+        parent = record.parent
+        if parent is not None and parent.live_children > 1:
+            self._part(parent)
+        longest = self._find_ghost(record)
+        if longest is not None:
+            # The request would have resumed from there. Where it did resume from, it fell back to.
+            if self._passed is None:
+                learner.take_back(record)
+            self._passed = None
+            learner.use(record, longest)
+        super().insert(record)
+
+    def _find_ghost(self, record: NodeRecord) -> Life | None:
+        """Take the ghosts of a new node's prefix out; returns the longest state among them.
+
+        The state is the node's own again if it was at its end.
+        """
+        learner, ghosts, at, end = self._learner, self._ghosts, record.depth, record.end
+        longest: Life | None = None
         while ghosts and at < end:
             name = record.prefix_hash(at - record.depth)
             ghost = None if name is None else ghosts.pop(name, None)
@@ -84,49 +102,43 @@ class HazardStates(StateOrder):
             tokens, life = ghost
             at += tokens
             if life is not None:
-                if at > end:
-                    learner.censor(life)
-                else:
-                    if deepest is not None:
-                        learner.censor(deepest)
-                    deepest = life
-        if deepest is not None:
-            # The request would have resumed from there.
-            self._passed = None
-            learner.use(record, deepest)
-            if at == end:
-                self._lives[record.serial] = deepest
-        super().insert(record)
+                other, longest = (life, longest) if at > end else (longest, life)
+                if other is not None:
+                    learner.censor(other)
+        if longest is not None and at == end:
+            self._lives[record.serial] = longest
+        return longest
 
-    def touch(self, record: NodeRecord) -> None:
+    def use(self, record: NodeRecord) -> None:
         self._learner.tick(record.last_use)
-        life = self._lives.get(record.serial)
-        if life is not None and life.evicted:
-            self._passed = record  # the deepest of them is the last one touched
+        if not record.depth:
+            self._settle_passed()  # another walk begins
+        if record.state is not None:
+            self._passed = None
+        elif record.serial in self._lives:
+            self._passed = record
 
     def attach(self, record: NodeRecord) -> None:
-        self._settle_passed(record.serial)
-        learner = self._learner
-        life = self._lives.get(record.serial)
-        if life is None:
-            life = learner.make(record)
-        elif life.evicted and life.last_use < learner.now:
-            learner.use(record, life)
-        life.evicted = False
+        self._settle_passed()
+        life = self._lives.get(record.serial) or self._learner.make(record)
+        life.evicted, life.followed, life.stands_for = False, False, None
+        life.branched = record.live_children > 0  # made where a prompt parts from another
+        self._learner.classify(record, life)
         super().attach(record)
+        self._follow(record)
 
     def consume(self, record: NodeRecord) -> None:
-        passed = self._passed
-        if passed is not None:
-            self._passed = None
-            if passed.depth >= record.end:
-                self._learner.use(passed, self._lives[passed.serial])
-        self._learner.use(record, self._lives[record.serial])
+        life = self._lives[record.serial]
+        if self._passed is None or not life.superseded:  # else it falls back to this one
+            self._learner.use(record, life)
+        self._settle_passed()
         super().consume(record)
 
     def detach(self, record: NodeRecord) -> None:
-        self._lives[record.serial].evicted = True
         super().detach(record)
+        life = self._lives[record.serial]
+        life.evicted = True
+        self._follow(record, life.stands_for if life.superseded else life)
 
     def remove(self, record: NodeRecord) -> None:
         life = self._lives.pop(record.serial, None)
@@ -135,11 +147,39 @@ class HazardStates(StateOrder):
             self._remember(name, record.tokens, life)
         elif life is not None:
             self._learner.censor(life)
-        if life is not None:
-            life.evicted = True
         if self._passed is record:
             self._passed = None
         super().remove(record)
+        if life is not None and not life.evicted:
+            life.evicted = True
+            self._follow(record, life.stands_for if life.superseded else life)
+
+    def _follow(self, record: NodeRecord, evicted: Life | None = None) -> None:
+        """Tell the state before a node's that one follows it, or which one did until it was evicted."""
+        above, parted = record.parent, False
+        while above is not None and above.state is None:
+            parted |= above.live_children > 1
+            above = above.parent
+        if above is not None and not parted:
+            life = self._lives[above.serial]
+            life.followed, life.stands_for = True, evicted
+            if life.superseded:
+                self._reclassify(above)
+
+    def _part(self, record: NodeRecord) -> None:
+        """Prompts part at the end of a node: its state, or else the one before it, serves all of them."""
+        above: NodeRecord | None = record
+        while above is not None and above.state is None:
+            above = above.parent
+        if above is not None:
+            life = self._lives[above.serial]
+            life.branched |= above is record
+            life.followed &= above is record
+            self._reclassify(above)
+
+    def _reclassify(self, record: NodeRecord) -> None:
+        self._learner.classify(record, self._lives[record.serial])
+        self._queue(record)
 
     def _remember(self, name: int, tokens: int, life: Life | None) -> None:
         ghosts = self._ghosts
@@ -153,15 +193,15 @@ class HazardStates(StateOrder):
                 self._learner.censor(oldest)
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
-        self._settle_passed(None)
+        self._settle_passed()
         if request.end is not None:
             self._learner.answered(request.end, info)
         super().finish(request, info)
 
-    def _settle_passed(self, attached: int | None) -> None:
-        """Count a use of the deepest evicted state that a request passed, if it resumed from none."""
+    def _settle_passed(self) -> None:
+        """Count a use of the deepest evicted state that a request passed: it found none further on."""
         passed, self._passed = self._passed, None
-        if passed is not None and passed.serial != attached and passed.serial in self._lives:
+        if passed is not None and passed.serial in self._lives:
             self._learner.use(passed, self._lives[passed.serial])
 
     # -- scores ------------------------------------------------------------------------------
@@ -170,14 +210,15 @@ class HazardStates(StateOrder):
         learner, life = self._learner, self._lives[record.serial]
         replay, alone = reach(record)
         bytes_freed = self._state_bytes + alone * self._kv_bytes
-        worth = learner.worth[life.group][age_bin(learner.now - life.last_use)]
+        worth = learner.worth_of(life)
+        if life.superseded and life.stands_for is not None:
+            worth = max(worth, learner.worth_of(life.stands_for))
         return float(worth * (replay / bytes_freed) ** self._power)
 
     def rescore(self, records: list[NodeRecord]) -> None:
         learner, lives = self._learner, self._lives
         for record in records:
-            life = lives[record.serial]
-            life.group = learner.class_of(record, life)
+            learner.classify(record, lives[record.serial])
         # A class that is new has no estimate of its own: early on that is most of them.
         if self._requests >= self._estimate_at or learner.has_new_classes:
             self._estimate_at = self._requests + ESTIMATE
