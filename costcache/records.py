@@ -210,8 +210,8 @@ class NodeRecord:
         """
         return None
 
-    def content(self, start: int, end: int) -> bytes | None:  # noqa: ARG002 # for caches that can tell
-        """Bytes that stand for the last tokens of the node: equal bytes are equal tokens.
+    def content(self, start: int, end: int) -> bytes | bytearray | None:  # noqa: ARG002 # for caches that can tell
+        """Bytes that stand for the last tokens of the node, which are evicted: equal bytes are equal tokens.
 
         Args:
             start: Tokens of the node before them.
@@ -222,11 +222,11 @@ class NodeRecord:
         """
         return None
 
-    def prefix_hash_with(self, offset: int, content: bytes) -> int | None:  # noqa: ARG002 # as before
+    def prefix_hash_with(self, offset: int, content: bytes | bytearray) -> int | None:  # noqa: ARG002 # as before
         """The :meth:`prefix_hash` at an offset, if the page there were the first one of a content."""
         return None
 
-    def shared(self, offset: int, content: bytes) -> int:  # noqa: ARG002 # for caches that can tell
+    def shared(self, offset: int, content: bytes | bytearray) -> int:  # noqa: ARG002 # for caches that can tell
         """Tokens, whole pages, that the node has in common from ``offset`` on with what gave ``content``."""
         return 0
 

@@ -76,12 +76,14 @@ class Node(NodeRecord):
         size = len(self.edge)
         return offset * len(self.key) // self.tokens // size * size
 
-    def content(self, start: int, end: int) -> bytes | None:
+    def content(self, start: int, end: int) -> bytes | bytearray | None:
         """See :class:`costcache.records.NodeRecord`."""
         key = self.key
+        if not start:
+            return key  # all of it is evicted, and nobody changes it any more: no need to read it
         return bytes(memoryview(key)[start * len(key) // end :])
 
-    def shared(self, offset: int, content: bytes) -> int:
+    def shared(self, offset: int, content: bytes | bytearray) -> int:
         """See :class:`costcache.records.NodeRecord`."""
         key, size = self.key, len(self.edge)
         start = self._byte(offset)
@@ -142,7 +144,7 @@ class Root(Node):
         return repr(self.namespace).encode()
 
 
-def shared_pages(a: bytearray, b: bytes | memoryview, page_bytes: int) -> int:
+def shared_pages(a: bytearray, b: bytes | bytearray | memoryview, page_bytes: int) -> int:
     """Count the whole pages that ``a`` and ``b`` have in common at their start.
 
     Bisects with memory comparisons: each byte is compared about once, in O(log pages) steps.

@@ -43,7 +43,7 @@ class PoolRecord(NodeRecord):
         tokens = _tokens(node.key)
         return bytes(memoryview(tokens)[start:end]) if len(tokens) == end else None
 
-    def prefix_hash_with(self, offset: int, content: bytes) -> int | None:
+    def prefix_hash_with(self, offset: int, content: bytes | bytearray) -> int | None:
         """See :class:`costcache.records.NodeRecord`."""
         node = self.node
         if node is None or isinstance(node, int):
@@ -53,7 +53,7 @@ class PoolRecord(NodeRecord):
             checksum = zlib.crc32(memoryview(_tokens(node.key))[:offset], checksum)
         return self.depth + offset << 32 | zlib.crc32(content[: 8 * node.page_size], checksum)
 
-    def shared(self, offset: int, content: bytes) -> int:
+    def shared(self, offset: int, content: bytes | bytearray) -> int:
         """See :class:`costcache.records.NodeRecord`."""
         node = self.node
         own = memoryview(_tokens(node.key))[offset : offset + len(content) // 8].tobytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import prometheus_client
@@ -75,6 +76,40 @@ def test_trimmed_short_and_dropped() -> None:
     assert sglangs("eviction_duration_seconds_count") == 2
     assert value("evictions_total") == 2
     assert value("victims_total") == 6
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_the_account_against_lru_is_that_of_the_two(page: int) -> None:
+    """Some prompts continue older ones, and the pool holds a fifth of them."""
+    servers = []
+    for policy, params in (("hazard", {"enable_metrics": True}), ("lru", {})):
+        shape = Shape("mha", page_size=page, tokens=1600, params=params)
+        servers.append(Server(cost_cache(shape, policy=policy), shape))
+    draw = random.Random(6)
+    prompts: list[list[int]] = []
+    found = [0, 0]
+    for number in range(250):
+        old = draw.choice(prompts[-30:]) if prompts and draw.random() < 0.7 else []
+        prompt = old[: draw.randint(0, len(old))] + [number] * draw.randint(20, 120)
+        prompts.append(prompt[:600])
+        for at, server in enumerate(servers):
+            found[at] += server.serve(prompts[-1], [7] * 3)
+    servers[0].cache.evict(EvictParams(num_tokens=1))  # publishes
+    account = (value("gained_tokens_total") or 0) - (value("lost_tokens_total") or 0)
+    assert account == found[0] - found[1] > 0
+    assert value("step_ins_total") is None
+    assert value("lru_in_force") == 0
+    judge = servers[0].cache.pools.by_name["kv"].order.learner.judge
+    while not judge.behind:
+        judge.add(50.0, 100.0)
+    servers[0].cache.evict(EvictParams(num_tokens=1))
+    assert value("step_ins_total") == 1
+    assert value("lru_in_force") == 1
+    servers[0].cache.reset()
+    servers[0].serve([1] * 20)
+    servers[0].cache.evict(EvictParams(num_tokens=1))
+    assert value("step_ins_total") == 1
+    assert value("lru_in_force") == 0
 
 
 def test_without_metrics_nothing_is_registered() -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from costcache import Deployment, ModelSpec, RadixCache, RequestInfo, Settings
 from costcache.policies.hazard import Hazard
+from costcache.policies.hazard.depths import Depths
 from costcache.policies.hazard.judge import Judge
+from costcache.policies.hazard.learner import Learner
 from costcache.policies.hazard.shadow import ShadowLRU
 from costcache.sim.engine import Simulator
 from costcache.sim.serving import ServingSettings, serve
@@ -82,8 +84,8 @@ def test_remnants_are_bounded_by_what_lru_holds() -> None:
         prompt = int(draw.paretovariate(0.5))
         ask(cache, [prompt] * draw.randint(1, 30), output=prompt % 700)
         assert shadow._remembered == remembered(shadow)
-        assert shadow._remembered <= 2 * 500 + 1024 + 30
-        assert len(shadow._order) <= 2 * 500 + 1024 + 1
+        assert shadow._remembered <= 3 * 500 + 30
+        assert len(shadow._line) + len(shadow._heap) <= 2 * 500 + 1024 + 1
         assert shadow.tokens <= 500
 
 
@@ -157,6 +159,28 @@ def test_lru_is_in_force_as_long_as_it_took_and_longer_each_time(caplog: pytest.
     told(judge, [0.0] * 5000)
     assert told(judge, [40.0] * 1000) is not None
     assert judge.until - judge.requests == max(50, judge.run)  # it has held its own for long
+
+
+@pytest.mark.parametrize(
+    ("requests", "run", "before", "kept"),
+    [
+        (100, 100, 0.0, 1.0),  # behind from the start: there is nothing older to forget
+        (3000, 150, 0.0, 0.1),
+        (100, 100, 1900.0, 0.1),  # tables that mislead
+    ],
+)
+def test_what_is_forgotten_follows_the_evidence(requests: int, run: int, before: float, kept: float) -> None:
+    learner = Learner(Depths(), 5.0, 1.0, 0.01)
+    learner.table.add_class(0)
+    learner.table.used[0] = 1000.0
+    learner.watched_before = before
+    judge = learner.judge
+    judge.requests, judge.run, judge.behind, judge.turned = requests, run, True, True
+    learner.estimate(float(requests), requests + before)
+    assert learner.table.used[0] == pytest.approx(1000.0 * kept)
+    assert not judge.turned
+    learner.estimate(float(requests), requests + before)
+    assert learner.table.used[0] == pytest.approx(1000.0 * kept)  # once
 
 
 class Turncoat:

@@ -71,7 +71,7 @@ class Walk:
         self.end: Tracked | None = None
 
 
-Part = tuple[int, int, Walk, bytes | None]
+Part = tuple[int, int, Walk, bytes | bytearray | None]
 """Start, end, walk and content of tokens that were evicted here, and that LRU may hold.
 
 The content is None if the cache cannot give it.

@@ -129,8 +129,11 @@ class Intake:
             piece.walk = walk
         tracked = record.data = Tracked(record, pieces if len(pieces) < 2 else join(pieces), trimmed)
         tracked.name = name
-        if held := shadow.insert(tracked, before, name):
-            learner.missed(tracked, held)
+        if shadow.remnants or (before is not None and before.rest is not None):
+            if held := shadow.insert(tracked, before, name):
+                learner.missed(tracked, held)
+        else:
+            shadow.tokens += tokens
         walk.end, walk.high = tracked, end
         if shadow.tokens > shadow.room:
             shadow.fit()

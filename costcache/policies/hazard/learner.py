@@ -67,7 +67,7 @@ class Learner:
         self.tables = tables
         self.watched_before = 0.0
         self._memory = memory
-        self._forgotten = 0  # requests, from the first on, that the table has forgotten, or as many as
+        self._forgotten = 0.0  # requests whose weight in the table is gone
         # Read for each use: one look-up instead of two.
         self._depths = depths.count
         self._by_uses = self.classes.by_uses
@@ -137,13 +137,18 @@ class Learner:
 
     # -- against LRU -------------------------------------------------------------------------
 
-    def _forget(self) -> None:
-        """Let what was learned before LRU got ahead weigh no more than what was learned since."""
+    def _forget(self, watched: float) -> None:
+        """Let what was learned before LRU got ahead weigh no more than twice what was learned since.
+
+        Args:
+            watched: Time over which all was learned, that of the tables included.
+        """
         judge = self.judge
-        learned, run = judge.requests - self._forgotten, judge.run
-        kept = min(1.0, 2.0 * run / max(1, learned))
+        own = max(watched - self.watched_before, 1e-9)
+        learned = judge.requests * watched / own - self._forgotten  # those of the tables too
+        kept = min(1.0, 2.0 * judge.run / max(1.0, learned))
         self.table.fade(kept)
-        self._forgotten = judge.requests - int(kept * learned)
+        self._forgotten += (1.0 - kept) * learned
 
     def found(self, piece: Piece) -> None:
         """A request found a piece of which LRU does not hold all."""
@@ -199,7 +204,7 @@ class Learner:
         if judge.turned:
             judge.turned = False
             if judge.behind:
-                self._forget()
+                self._forget(watched)
         strata, ages, at_risk = self.cohorts.merge(now)
         present = strata // self._depths
         count = len(self.table)

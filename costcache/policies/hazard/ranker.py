@@ -160,9 +160,10 @@ class Ranker:
         self._rest = None
         slots = np.asarray(self._listed).nonzero()[0]
         if len(slots) <= _FEW:
-            rows, worth = slots.tolist(), self.worth.at
+            rows = slots.tolist()
             strata, firsts, last = cohorts.stratum, self._first, self._last
-            self._rank([worth(strata[row], now - (firsts[row] + last[row]) / 2) for row in rows], rows)
+            middles = [now - (firsts[row] + last[row]) / 2 for row in rows]
+            self._rank(self.worth.each([strata[row] for row in rows], middles), rows)
             return
         ages = now - (np.asarray(self._first).take(slots) + np.asarray(self._last).take(slots)) / 2
         worths = self.worth.of(np.asarray(cohorts.stratum).take(slots), ages)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from heapq import heapify, heappop, heappush, heapreplace
+from collections import deque
+from heapq import heappop, heappush
 
 from costcache.policies.hazard.history import Part, Piece, Tracked, Walk
 
@@ -57,9 +58,10 @@ class ShadowLRU:
         self.remnants: dict[int, list[Part]] = {}
         self.behind_by = 0.0
         self._remembered = 0  # tokens of remnants, those that LRU has evicted since included
-        self._most = 0
-        self._order: list[tuple[int, int, Walk]] = []  # a heap: recency, number, walk
-        self._walks = 0
+        self._most = _SPARE
+        self._line: deque[Walk] = deque()  # in order of recency
+        self._heap: list[tuple[int, int, Walk]] = []  # others, which have found their place since
+        self._moved = 0
         self._most_walks = _SPARE
         self._parked: list[Walk] = []
         self._looks = 0
@@ -76,13 +78,11 @@ class ShadowLRU:
         if self.tokens > self.room:
             self.fit(recency)  # for the request before, which made nothing here
         walk = self.newest = Walk(recency, start)
-        self._walks += 1
-        order = self._order
-        heappush(order, (recency, self._walks, walk))
-        if len(order) > self._most_walks:
-            order[:] = [entry for entry in order if entry[2].high > entry[2].low]
-            heapify(order)
-            self._most_walks = 2 * len(order) + _SPARE
+        line = self._line
+        line.append(walk)
+        if len(line) > self._most_walks:
+            self._line = line = deque([each for each in line if each.high > each.low or each is walk])
+            self._most_walks = 2 * len(line) + _SPARE
         return walk
 
     def use(self, piece: Piece, value: float) -> None:
@@ -226,7 +226,7 @@ class ShadowLRU:
             for stale in [name for name, each in remnants.items() if each[-1][2].high <= each[-1][0]]:
                 old = remnants.pop(stale)
                 self._remembered -= old[0][1] - old[-1][0]
-            self._most = 2 * self._remembered + _SPARE
+            self._most = 2 * self._remembered + int(self.room)
 
     def release(self) -> None:
         """A request ended, or a leaf was unlocked: what it pinned may be evicted."""
@@ -239,24 +239,19 @@ class ShadowLRU:
         Args:
             before: Recency from which on touches have not happened yet, as far as this eviction is concerned.
         """
-        order, parked = self._order, self._parked
+        line, heap, parked = self._line, self._heap, self._parked
         if parked and self._looks >= len(parked):
             for walk in parked:
-                self._walks += 1
-                heappush(order, (walk.recency, self._walks, walk))
+                self._move(walk)
             parked.clear()
             self._looks = 0
         excess = self.tokens - self.room
-        while excess > 0 and order:
-            recency, number, walk = order[0]
-            high, floor = walk.high, walk.low
-            if high <= floor:
-                heappop(order)
-                continue
-            if walk.recency > recency:
-                heapreplace(order, (walk.recency, number, walk))
-                continue
-            tracked = walk.end
+        while excess > 0 and (line or heap):
+            in_line = not heap or (bool(line) and line[0].recency < heap[0][0])
+            walk = line[0] if in_line else heap[0][2]
+            recency, high, floor = walk.recency, walk.high, walk.low
+            tracked = walk.end if high > floor else None
+            moved = False
             while tracked is not None:
                 record = tracked.record
                 if record.data is not tracked:
@@ -266,20 +261,30 @@ class ShadowLRU:
                 else:
                     end = record.depth + record.tokens
                     if end >= high:
+                        end = record.depth
                         if recency < record.recency < before:  # touched since, and so is all before it
                             walk.recency = record.recency
+                            moved = True
                         elif record.locks > (record.recency >= before):  # one may be its very own
                             parked.append(walk)
-                            heappop(order)
-                            high = floor
-                        end = record.depth
+                            moved = True
                     floor = max(floor, end)
                     break
             walk.end = tracked
-            if walk.recency > recency or high <= floor:
+            if moved or high <= floor:
+                if in_line:
+                    line.popleft()
+                else:
+                    heappop(heap)
+                if walk.recency > recency:
+                    self._move(walk)
                 continue
             if high - floor > excess:
                 floor = high - int(excess)
             walk.high = floor
             self.tokens -= high - floor
             excess -= high - floor
+
+    def _move(self, walk: Walk) -> None:
+        self._moved += 1
+        heappush(self._heap, (walk.recency, self._moved, walk))

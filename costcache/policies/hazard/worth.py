@@ -123,6 +123,27 @@ class Worth:
         value = cells[cell]
         return (value + (cells[cell + width] - value) * (at - low)) * factor
 
+    def each(self, strata: list[int], ages: list[float]) -> list[float]:
+        """Worth of a few strata, each at its age: :meth:`at` for each of them, without the calls."""
+        if self.as_lru or self._depths > 1:
+            return [self.at(stratum, age) for stratum, age in zip(strata, ages, strict=True)]
+        log2 = math.log2
+        found: list[float] = []
+        columns, cells, width, last = self._columns, self._cells, self._width, self._last
+        known = len(columns)
+        for stratum, age in zip(strata, ages, strict=True):
+            column = columns[stratum if stratum < known else 0]
+            at = 2.0 * (log2(age) + FIRST) + 1.0 if age > _SHORTEST else 0.0
+            if column < 0 or at >= last:
+                found.append(self.at(stratum, age))  # which may work out what was left out
+                columns, cells, width, last = self._columns, self._cells, self._width, self._last
+                continue
+            low = int(at)
+            cell = low * width + column
+            value = cells[cell]
+            found.append(value + (cells[cell + width] - value) * (at - low))
+        return found
+
     def of(self, strata: NDArray[np.int64], ages: NDArray[np.float64]) -> NDArray[np.float64]:
         """Worth of many strata, each at its age; arrays of one shape."""
         import numpy as np
