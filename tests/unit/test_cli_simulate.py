@@ -382,10 +382,10 @@ def test_known_says_what_policies_are_told(tmp_path: Path, known: tuple[str, ...
             line = {"timestamp": n * 1000, "input_length": 64, "output_length": 9, "hash_ids": ids}
             line |= {"block_size": 16, "finish_reason": "tool_use" if n % 40 < 20 else "end_turn"}
             file.write(json.dumps(line) + "\n")
-    options = [trace, *MODEL, "--capacity", "50%", *(f"--known={each}" for each in known), "--json"]
-    found = json.loads(answer("explain", *options))
+    options = (*MODEL, "--capacity", "50%", *(f"--known={each}" for each in known), "--json")
+    found = json.loads(answer("explain", trace, *options))
     assert found["known"] == (known[0] if known else "server")
     classes = " ".join(each["name"] for each in found["classes"])
     assert all(each in classes for each in told)
     assert ("tool_call" in classes) == bool(known)
-    assert json.loads(answer("simulate", *options))["known"] == found["known"]
+    assert json.loads(answer("simulate", trace, *options))["known"] == found["known"]
