@@ -63,10 +63,26 @@ def check(tree: StateTree) -> None:
         live = next((a.end for a in ancestors if a.state is not None), 0)
         assert node.replay == node.end - live
         assert reach(node)[0] == node.replay
+    order = pool.order
+    if isinstance(order, HazardStates):
+        for node in nodes:
+            life = order.learner.lives.get(node.serial)
+            assert (life is not None and not life.evicted) == (node.state is not None)
+            if life is not None and node.state is not None and life.superseded and life.stands_for is None:
+                assert is_followed(node), "nobody can branch off at it, and a longer state is there"
     assert all(each.free >= 0 for each in tree.pools.values())
     if tree.state_capacity is not None:
         assert pool.states <= tree.state_capacity
         assert pool.cached <= tree.capacity
+
+
+def is_followed(node: Node) -> bool:
+    """Whether the only way on from a node leads to another state, with no branch in between."""
+    while len(node.children) == 1:
+        (node,) = node.children.values()
+        if node.state is not None:
+            return True
+    return False
 
 
 class Server:
@@ -255,6 +271,30 @@ def test_hazard_estimates_a_new_class_when_states_are_ranked_next() -> None:
         classes = order.snapshot().classes
         assert all(each.shares for each in classes)
         assert len(classes) > turns
+
+
+def test_the_state_before_an_evicted_one_stands_in_for_it() -> None:
+    """It is worth what the evicted one would be, for what it saves itself; before, it was the first to go."""
+    made = new("hazard", 64 * PAGE, 8, joint=False)
+    server = Server(made)
+    order = made.pool.order
+    assert isinstance(order, HazardStates)
+    server.serve([1], False)
+    server.serve([1, 2, 3], False)
+    server.serve([1, 2, 3, 4], False)
+    server.serve([9], False)
+    first, second, third, other = made.walk()
+    scores = [order.score(node) for node in (first, second, third, other)]
+    assert max(scores[:2]) < 1e-6 * min(scores[2:])
+    per_byte = reach(third)[0] / (STATE + reach(third)[1] * KV)
+    assert made.pools["state"].take(Victim(third), 1) == 1
+    tokens, alone = reach(second)
+    expected = scores[2] * (tokens / (STATE + alone * KV) / per_byte) ** 0.5
+    assert order.score(second) == pytest.approx(expected)
+    assert order.score(first) == scores[0], "it still has a longer one after it"
+    server.serve([1, 2, 3, 4, 5], False)
+    assert order.score(second) < 1e-6 * scores[3]
+    assert not any(each.reused for each in order.snapshot().classes if "superseded" in each.name)
 
 
 def test_only_orders_that_can_know_states_serve_hybrids() -> None:

@@ -109,6 +109,23 @@ def test_only_going_on_from_a_state_is_a_use() -> None:
     assert behind.recency > recency, "a look makes recent, and is no use"
 
 
+@pytest.mark.parametrize("states", [16, 20, 24])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_superseded_states_go_before_the_newest_of_any_session(states: int, seed: int) -> None:
+    """12 sessions of 8 turns in random turn; there are slots for their newest states and a request."""
+    shape = Shape("mamba", 64, tokens=65_536, states=states)
+    server = Server(cost_cache(shape, policy="hazard"), shape)
+    order = [session for session in range(12) for _ in range(8)]
+    random.Random(seed).shuffle(order)
+    turns = dict.fromkeys(order, 0)
+    for session in order:
+        turn, start = turns[session], 10_000 * session
+        assert server.serve(range(start, start + 100 + 128 * turn)) == (128 * turn - 64 if turn else 0)
+        turns[session] += 1
+    assert server.cache.pools.by_name["state"].counters.evictions
+    check_records(server.cache)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_states_per_path_are_capped(policy: str) -> None:
     """Under --mamba-max-states-per-path a chat keeps its newest states, and the order forgets the others."""

@@ -222,12 +222,9 @@ class StateLearner:
         superseded = position == _SUPERSEDED
         family = level if superseded else position * _LEVELS + level
         table = self._tables[superseded]
-        worth = [(_BRANCHED_OFF if superseded else 1.0) / (age + 1) for age in range(BINS)]
-        for number, (its, _) in enumerate(self._rows):
-            if its is table:
-                worth = self.worth[number]
-                break
-        self.worth.append(worth)
+        as_lru = [(_BRANCHED_OFF if superseded else 1.0) / (age + 1) for age in range(BINS)]
+        same = (self.worth[number] for number, row in enumerate(self._rows) if row[0] is table)
+        self.worth.append(next(same, as_lru))
         self._rows.append((table, table.add_class(family, scale)))
         return len(self._rows) - 1
 

@@ -39,7 +39,11 @@ ESTIMATE = 32
 
 
 class HazardStates(StateOrder):
-    """Evicts the state that is expected to save the fewest tokens per byte and unit of time."""
+    """Evicts the state that is expected to save the fewest tokens per byte and unit of time.
+
+    Attributes:
+        learner: Learns from the reuse intervals of states.
+    """
 
     def __init__(
         self,
@@ -62,8 +66,8 @@ class HazardStates(StateOrder):
         self.period = refresh
         super().__init__()
         self._kv_bytes, self._state_bytes, self._power = kv_bytes, state_bytes, power
-        self._learner = StateLearner(strength)
-        self._lives = self._learner.lives
+        self.learner = StateLearner(strength)
+        self._lives = self.learner.lives
         self._ghosts: OrderedDict[int, tuple[int, Life | None]] = OrderedDict()
         self._passed: NodeRecord | None = None
         self._estimate_at = 0
@@ -71,7 +75,7 @@ class HazardStates(StateOrder):
     # -- events ------------------------------------------------------------------------------
 
     def insert(self, record: NodeRecord) -> None:
-        learner = self._learner
+        learner = self.learner
         learner.tick(record.last_use)
         if learner.began is None:
             learner.began = learner.now
@@ -92,7 +96,7 @@ class HazardStates(StateOrder):
 
         The state is the node's own again if it was at its end.
         """
-        learner, ghosts, at, end = self._learner, self._ghosts, record.depth, record.end
+        learner, ghosts, at, end = self.learner, self._ghosts, record.depth, record.end
         longest: Life | None = None
         while ghosts and at < end:
             name = record.prefix_hash(at - record.depth)
@@ -110,7 +114,7 @@ class HazardStates(StateOrder):
         return longest
 
     def use(self, record: NodeRecord) -> None:
-        self._learner.tick(record.last_use)
+        self.learner.tick(record.last_use)
         if not record.depth:
             self._settle_passed()  # another walk begins
         if record.state is not None:
@@ -120,17 +124,17 @@ class HazardStates(StateOrder):
 
     def attach(self, record: NodeRecord) -> None:
         self._settle_passed()
-        life = self._lives.get(record.serial) or self._learner.make(record)
+        life = self._lives.get(record.serial) or self.learner.make(record)
         life.evicted, life.followed, life.stands_for = False, False, None
         life.branched = record.live_children > 0  # made where a prompt parts from another
-        self._learner.classify(record, life)
+        self.learner.classify(record, life)
         super().attach(record)
         self._follow(record)
 
     def consume(self, record: NodeRecord) -> None:
         life = self._lives[record.serial]
         if self._passed is None or not life.superseded:  # else it falls back to this one
-            self._learner.use(record, life)
+            self.learner.use(record, life)
         self._settle_passed()
         super().consume(record)
 
@@ -146,7 +150,7 @@ class HazardStates(StateOrder):
         if name is not None:
             self._remember(name, record.tokens, life)
         elif life is not None:
-            self._learner.censor(life)
+            self.learner.censor(life)
         if self._passed is record:
             self._passed = None
         super().remove(record)
@@ -178,36 +182,36 @@ class HazardStates(StateOrder):
             self._reclassify(above)
 
     def _reclassify(self, record: NodeRecord) -> None:
-        self._learner.classify(record, self._lives[record.serial])
+        self.learner.classify(record, self._lives[record.serial])
         self._queue(record)
 
     def _remember(self, name: int, tokens: int, life: Life | None) -> None:
         ghosts = self._ghosts
         old = ghosts.pop(name, None)
         if old is not None and old[1] is not None:
-            self._learner.censor(old[1])
+            self.learner.censor(old[1])
         ghosts[name] = tokens, life
         while len(ghosts) > GHOSTS * len(self._known) + LEAST:
             _, oldest = ghosts.popitem(last=False)[1]
             if oldest is not None:
-                self._learner.censor(oldest)
+                self.learner.censor(oldest)
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
         self._settle_passed()
         if request.end is not None:
-            self._learner.answered(request.end, info)
+            self.learner.answered(request.end, info)
         super().finish(request, info)
 
     def _settle_passed(self) -> None:
         """Count a use of the deepest evicted state that a request passed: it found none further on."""
         passed, self._passed = self._passed, None
         if passed is not None and passed.serial in self._lives:
-            self._learner.use(passed, self._lives[passed.serial])
+            self.learner.use(passed, self._lives[passed.serial])
 
     # -- scores ------------------------------------------------------------------------------
 
     def score(self, record: NodeRecord) -> float:
-        learner, life = self._learner, self._lives[record.serial]
+        learner, life = self.learner, self._lives[record.serial]
         replay, alone = reach(record)
         bytes_freed = self._state_bytes + alone * self._kv_bytes
         worth = learner.worth_of(life)
@@ -216,7 +220,7 @@ class HazardStates(StateOrder):
         return float(worth * (replay / bytes_freed) ** self._power)
 
     def rescore(self, records: list[NodeRecord]) -> None:
-        learner, lives = self._learner, self._lives
+        learner, lives = self.learner, self._lives
         for record in records:
             learner.classify(record, lives[record.serial])
         # A class that is new has no estimate of its own: early on that is most of them.
@@ -233,7 +237,7 @@ class HazardStates(StateOrder):
         """Describe what the order knows now; changes nothing."""
         from costcache.policies.hazard.snapshot import StatesSnapshot
 
-        learner = self._learner
+        learner = self.learner
         return StatesSnapshot(
             now=learner.now,
             watched=learner.watched,
@@ -245,7 +249,7 @@ class HazardStates(StateOrder):
     def explained(self) -> StatesExplained:
         from costcache.policies.hazard.explained import StatesExplained
 
-        return StatesExplained(self._learner)
+        return StatesExplained(self.learner)
 
 
 def reach(record: NodeRecord) -> tuple[int, int]:
