@@ -153,7 +153,7 @@ def shared_pages(a: bytearray, b: bytes | bytearray | memoryview, page_bytes: in
     while low < high:
         middle = (low + high + 1) // 2
         start, stop = low * page_bytes, middle * page_bytes
-        if a[start:stop] == b[start:stop]:  # type: ignore[comparison-overlap] # any buffer
+        if a[start:stop] == b[start:stop]:
             low = middle
         else:
             high = middle - 1
