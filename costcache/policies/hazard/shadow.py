@@ -265,7 +265,7 @@ class ShadowLRU:
                         if recency < record.recency < before:  # touched since, and so is all before it
                             walk.recency = record.recency
                             moved = True
-                        elif record.locks > (record.recency >= before):  # one may be its very own
+                        elif record.locks > int(record.recency >= before):  # one may be its very own
                             parked.append(walk)
                             moved = True
                     floor = max(floor, end)
