@@ -140,10 +140,6 @@ class StateLearner:
         """Whether there are classes without an estimate of their own."""
         return len(self._classes) > self._estimated
 
-    def tick(self, now: float) -> None:
-        """Move the clock on."""
-        self.now = max(self.now, now)
-
     def make(self, record: NodeRecord) -> Life:
         """Begin the life of a state that is made at the end of a node."""
         before = self._before(record)
@@ -204,10 +200,9 @@ class StateLearner:
         """Give a state its class, which follows its node: children come and go without a use."""
         uses = life.uses
         gap = (life.last_use - life.first_use) / (uses - 1) if uses > 1 else 0.0
-        position = _SUPERSEDED if life.superseded else min(record.live_children, 2)
+        position = _SUPERSEDED if life.followed and not life.branched else min(record.live_children, 2)
         level = min((uses - 1).bit_length(), _LEVELS - 1)
-        exponent = math.frexp(gap)[1] if gap > 0 else 0
-        exponent = min(max(exponent, -1), 16)
+        exponent = min(max(math.frexp(gap)[1], -1), 16)
         known: int | tuple[Answer | None, int]
         known = exponent if uses > 1 else (life.answer, min(life.turns.bit_length(), 3))
         key = (position, level, known)

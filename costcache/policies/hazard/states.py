@@ -76,7 +76,7 @@ class HazardStates(StateOrder):
 
     def insert(self, record: NodeRecord) -> None:
         learner = self.learner
-        learner.tick(record.last_use)
+        learner.now = max(learner.now, record.last_use)
         if learner.began is None:
             learner.began = learner.now
         parent = record.parent
@@ -114,7 +114,8 @@ class HazardStates(StateOrder):
         return longest
 
     def use(self, record: NodeRecord) -> None:
-        self.learner.tick(record.last_use)
+        learner = self.learner
+        learner.now = max(learner.now, record.last_use)
         if not record.depth:
             self._settle_passed()  # another walk begins
         if record.state is not None:
@@ -215,7 +216,7 @@ class HazardStates(StateOrder):
         replay, alone = reach(record)
         bytes_freed = self._state_bytes + alone * self._kv_bytes
         worth = learner.worth_of(life)
-        if life.superseded and life.stands_for is not None:
+        if life.stands_for is not None and life.superseded:
             worth = max(worth, learner.worth_of(life.stands_for))
         return float(worth * (replay / bytes_freed) ** self._power)
 
