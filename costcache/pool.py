@@ -311,35 +311,43 @@ class Pool:
                 record.recency = recency
                 self.refresh(record)
             return
-        use, touch, now, counted, last = self._use, self._touch, clock.now, request.counted, None
-        for record in path:
-            record.recency = recency
-            last = record
-            end = record.depth + record.tokens
-            if end > counted:
-                record.uses += 1
-                record.last_use = now
-                counted = end
-                if use is not None:
+        use, touch, now, counted = self._use, self._touch, clock.now, request.counted
+        if use is None and touch is None and again:  # nobody listens, as under LRU: a loop without questions
+            for record in path:
+                record.recency = recency
+                end = record.depth + record.tokens
+                if end > counted:
+                    record.uses += 1
+                    record.last_use = now
+                    counted = end
+        else:
+            for record in path:
+                record.recency = recency
+                end = record.depth + record.tokens
+                if end > counted:
+                    record.uses += 1
+                    record.last_use = now
+                    counted = end
+                    if use is not None:
+                        try:
+                            use(record)
+                        except Exception as error:
+                            self._failed("use", error)
+                            use, touch = self._use, self._touch
+                elif not again:
+                    self.refresh(record)
+                    use, touch = self._use, self._touch  # in case that failed
+                    continue
+                if touch is not None:
                     try:
-                        use(record)
+                        touch(record)
                     except Exception as error:
-                        self._failed("use", error)
+                        self._failed("touch", error)
                         use, touch = self._use, self._touch
-            elif not again:
-                self.refresh(record)
-                use, touch = self._use, self._touch  # in case that failed
-                continue
-            if touch is not None:
-                try:
-                    touch(record)
-                except Exception as error:
-                    self._failed("touch", error)
-                    use, touch = self._use, self._touch
-        if last is not None:
+        if path:
             request.counted = counted
             if not self.lower_tier:
-                self._reach(request, last)
+                self._reach(request, path[-1])
 
     def _reach(self, request: RequestRecord, record: NodeRecord) -> None:
         """Record a request's end: the deepest node that it used or made and that is still cached."""
