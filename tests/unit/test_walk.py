@@ -59,4 +59,4 @@ def test_an_insert_that_evicts_passes_six_modules_at_most(policy: str) -> None:
     # What is left out makes an object and returns: the result of the eviction, a request's record, a node.
     walk -= {"eviction", "records", "radix.node"}
     assert walk <= {"radix.cache", "pool", "guard", "orders", "radix.tree"}
-    assert any(chain[-1] == "radix.slots" for chain in chains), "the sixth: slots are freed by the cache"
+    assert any(chain[-1:] == ("radix.slots",) for chain in chains), "the sixth: slots are freed by the cache"
