@@ -237,8 +237,8 @@ def show(rows: list[Row]) -> None:
             ]
         )
     over = f"by over {ALLOWED}"
-    headings = ["load", "worst", "where", "mean", "best", "cells", "under LRU", over, f"single replays {over}"]
-    table(headings, lines, 1)
+    headings = ["load", "worst", "where", "mean", "best", "cells", "under LRU", over]
+    table([*headings, f"single replays {over}"], lines, 1)
     print(f"## Cells that lose more than {ALLOWED} points\n")
     lost = sorted((cell for cell in cells if cell.gain < -ALLOWED), key=lambda cell: cell.gain)
     if lost:
