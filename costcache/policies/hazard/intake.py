@@ -193,7 +193,7 @@ class Intake:
         tracked: Tracked = record.data
         pieces, end = tracked.pieces, record.depth + record.tokens
         shadow = self._learner.shadow
-        shadow.room = float(self.resident)
+        shadow.room = self.resident
         shadow.evict(tracked, end, end + tokens)
         if pieces[-1].start >= end:  # another piece is the last one now
             tracked.pieces, off = split_at(pieces, end)
@@ -219,7 +219,7 @@ class Intake:
         tracked.stamp = 0
         self.nodes -= 1
         self.resident -= record.tokens
-        shadow.room = float(self.resident)
+        shadow.room = self.resident
         name = tracked.name
         if name is None:
             name = record.prefix_hash()
