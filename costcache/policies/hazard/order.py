@@ -94,7 +94,7 @@ class Hazard(VictimOrder):
         self.learner = Learner(depths, settings.strength, settings.memory, settings.doubt, tables)
         self.ranker = Ranker(self.learner, Worth(depths))
         self.intake = Intake(self.learner, self.ranker, capacity * settings.ghosts)
-        self.rank_at = -_LATE  # so that the first victim is ranked for
+        self.rank_at = 0
         self.estimate_at = settings.refresh if tables is None else 0
         self._pending = self.intake.pending
         self._dirty = self.ranker.dirty
@@ -153,8 +153,12 @@ class Hazard(VictimOrder):
         intake.finish(request, info)
         self._late = _LATE
         if not intake.full:
-            if len(self._dirty) > _DIRTY:
+            # No victim has been asked for, but leaves that were used at different times must not share a
+            # cohort: the first victims are chosen among them.
+            if intake.requests >= self.rank_at or len(self._dirty) > _DIRTY:
                 ranker.flush_dirty(intake.requests, intake.now)
+                self.learner.cohorts.merge(intake.now)
+                self._rank()
             return
         # Nobody waits for a request that has ended, so what the next victims need is done now.
         intake.ghosts.fit()
@@ -170,7 +174,10 @@ class Hazard(VictimOrder):
         intake, ranker = self.intake, self.ranker
         if self._pending:
             intake.catch_up()
-        self._asked = intake.full = True
+        if not intake.full:
+            intake.full = True
+            self.rank_at = -_LATE  # so that the first victim is ranked for
+        self._asked = True
         if self._dirty:
             ranker.flush_dirty(intake.requests, intake.now)
         if intake.requests >= self.rank_at + self._late:
