@@ -17,6 +17,7 @@ from costcache.policies.hazard.depths import Depths
 from costcache.policies.hazard.history import Piece, Tracked
 from costcache.policies.hazard.judge import Judge
 from costcache.policies.hazard.life_table import Estimate, LifeTable
+from costcache.policies.hazard.prior import Prior
 from costcache.policies.hazard.shadow import ShadowLRU
 from costcache.policies.hazard.tables import Tables
 
@@ -46,7 +47,8 @@ class Learner:
     """
 
     def __init__(
-        self, depths: Depths, strength: float, memory: float, doubt: float, tables: Tables | None = None
+        self, depths: Depths, strength: float, memory: float, doubt: float, tables: Tables | None = None,
+        prior: Prior | None = None,
     ) -> None:
         """Start as LRU.
 
@@ -65,6 +67,8 @@ class Learner:
         self.depths = depths
         self.estimated: Estimate | None = None
         self.tables = tables
+        self.prior = prior
+        self.turnover = 0.0
         self.watched_before = 0.0
         self._memory = memory
         self._forgotten = 0.0  # requests whose weight in the table is gone
@@ -189,6 +193,12 @@ class Learner:
             self.watched_before += self.tables.start(self.table, self.classes, clock)
             self.tables = None
 
+    def _expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """Shares of families in other workloads, once it is known how fast the pool turns over."""
+        if self.prior is None or not self.turnover:
+            return None
+        return self.prior.by_age(self.turnover), self.prior.by_scale()
+
     def estimate(self, now: float, watched: float) -> tuple[Estimate, NDArray[np.int64]]:
         """Estimate survival.
 
@@ -213,5 +223,5 @@ class Learner:
         count = len(self.table)
         at = np.clip(np.searchsorted(edges(), ages, side="right") - 1, 0, BINS - 1)
         living = bincount_2d(at * count + present, at_risk, (BINS, count))
-        self.estimated = self.table.estimate(living, watched)
+        self.estimated = self.table.estimate(living, watched, self._expected())
         return self.estimated, present

@@ -22,6 +22,8 @@ ALL = -1
 _SMOOTHINGS = 2
 _ONE_STRETCH = 20.0
 """Factor by which a prior weighs more at an age as long as the time watched."""
+_MOST_SHARE = 0.9
+"""Share that is expected at most."""
 
 
 class LifeTable:
@@ -101,7 +103,12 @@ class LifeTable:
         self.squares *= share
         self._trust.fade(share)
 
-    def estimate(self, living: NDArray[np.float64], watched: float) -> Estimate:
+    def estimate(
+        self,
+        living: NDArray[np.float64],
+        watched: float,
+        expected: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None,
+    ) -> Estimate:
         """Estimate survival from what was seen up to now.
 
         Args:
@@ -109,6 +116,9 @@ class LifeTable:
                 [BINS, classes].
             watched: Time since the first interval began. An age that is not small beside it was seen in one
                 stretch of the past only, and tells less than the count of tokens suggests.
+            expected: Shares of each family before anything is seen, by bin of age, float64 of shape [BINS,
+                families], and by bin of age in units of the scale, [2 * BINS, families]; None for a share
+                that is the same everywhere.
         """
         import numpy as np
 
@@ -122,7 +132,7 @@ class LifeTable:
         once = self._strength * interval
         doubt = 1.0 + np.minimum(_ONE_STRETCH * edges()[:-1] / max(watched, 1e-9), 1e6)
         weight = (once * doubt)[:, None]
-        estimate = Estimate(used, censored, self._kinship, self._share, once, weight)
+        estimate = Estimate(used, censored, self._kinship, self._share, once, weight, expected)
         if self._plain:
             hinted = np.array(list(self._plain), np.int64)
             plain, hints = np.array(list(self._plain.values()), np.int64).T
@@ -152,15 +162,20 @@ class Estimate:
         share: float,
         once: float,
         weight: NDArray[np.float64],
+        expected: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None,
     ) -> None:
         self._used, self._censored, self._kin, self._weight = used, censored, kin, weight
         used_by = kin.by_family(used)
         at_risk = at_risk_of(used_by, kin.by_family(censored))
-        of_all = shrink_to_prior(used_by[:, -1:], at_risk[:, -1:], share, weight)
-        self._by_family = _by_kinship(kin.families, used_by, at_risk, of_all, weight)
-        used_by = kin.by_scale(used)
-        at_risk = at_risk_of(used_by, kin.by_scale(censored))
-        self._by_scale = _by_kinship(kin.families, used_by, at_risk, share, once)
+        used_scaled = kin.by_scale(used)
+        at_risk_scaled = at_risk_of(used_scaled, kin.by_scale(censored))
+        if expected is None:
+            of_all = shrink_to_prior(used_by[:, -1:], at_risk[:, -1:], share, weight)
+            self._by_family = _by_kinship(kin.families, used_by, at_risk, of_all, weight)
+            self._by_scale = _by_kinship(kin.families, used_scaled, at_risk_scaled, share, once)
+        else:
+            self._by_family = _by_prior(used_by, at_risk, expected[0], weight)
+            self._by_scale = _by_prior(used_scaled, at_risk_scaled, expected[1], once)
         self._pooled: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         self._of: NDArray[np.int64] = kin.family
         self._trusted: NDArray[np.float64] = used[0]
@@ -287,4 +302,28 @@ def _by_kinship(
         if like != ALL:
             own, its = slice(number, number + 1), slice(like, like + 1)
             shares[:, own] = shrink_to_prior(used[:, own], at_risk[:, own], shares[:, its], weight)
+    return shares
+
+
+def _by_prior(
+    used: NDArray[np.float64],
+    at_risk: NDArray[np.float64],
+    expected: NDArray[np.float64],
+    weight: NDArray[np.float64] | float,
+) -> NDArray[np.float64]:
+    """Shares of families, each expected to differ from the family before it as it does elsewhere.
+
+    What is learned of tokens used seldom so moves what is expected of those used more often, of which less
+    has been seen.
+    """
+    import numpy as np
+
+    shares = np.empty_like(expected)
+    prior = expected[:, :1]
+    for number in range(expected.shape[1]):
+        own = slice(number, number + 1)
+        if number:
+            ratio = expected[:, own] / expected[:, number - 1 : number]
+            prior = np.minimum(shares[:, number - 1 : number] * ratio, _MOST_SHARE)
+        shares[:, own] = shrink_to_prior(used[:, own], at_risk[:, own], prior, weight)
     return shares

@@ -10,6 +10,7 @@ from costcache.policies.hazard.depths import Depths
 from costcache.policies.hazard.history import Tracked
 from costcache.policies.hazard.intake import Intake
 from costcache.policies.hazard.learner import Learner
+from costcache.policies.hazard.prior import shipped_prior
 from costcache.policies.hazard.ranker import Ranker
 from costcache.policies.hazard.tables import load_tables
 from costcache.policies.hazard.worth import Worth
@@ -91,7 +92,7 @@ class Hazard(VictimOrder):
         """
         depths = Depths(cost if settings.objective == "flops" else None)
         tables = None if settings.tables is None else load_tables(settings.tables)
-        self.learner = Learner(depths, settings.strength, settings.memory, settings.doubt, tables)
+        self.learner = Learner(depths, settings.strength, settings.memory, settings.doubt, tables, shipped_prior() if settings.prior else None)
         self.ranker = Ranker(self.learner, Worth(depths))
         self.intake = Intake(self.learner, self.ranker, capacity * settings.ghosts)
         self.rank_at = 0
@@ -176,6 +177,7 @@ class Hazard(VictimOrder):
             intake.catch_up()
         if not intake.full:
             intake.full = True
+            self.learner.turnover = intake.now - intake.began
             self.rank_at = -_LATE  # so that the first victim is ranked for
         self._asked = True
         if self._dirty:

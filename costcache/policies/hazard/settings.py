@@ -40,6 +40,11 @@ class HazardSettings(BaseModel):
         le=1.0,
         description="Chance, at most, that LRU steps in within 10,000 requests although it is not ahead.",
     )
+    prior: bool = Field(
+        True,
+        description="Start from what other workloads had in common, until this one has been seen for a while; "
+        "else start as LRU.",
+    )
     tables: Path | None = Field(
         None,
         description="File of what another run learned, to start from: see 'costcache explain "
