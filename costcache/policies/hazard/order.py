@@ -31,6 +31,10 @@ _SLOWER = 64
 """Estimates are renewed when the requests so far have grown by one in so many."""
 _SLOWEST = 10
 """But after so many times the set interval in any case."""
+_SOONEST = 4
+"""Requests between two estimates at least."""
+_EARLY = 8
+"""Estimates are renewed when the requests since the pool filled have grown by one in so many, at first."""
 _DIRTY = 256
 """Leaves that may wait to be ranked while nothing is evicted, lest the first victim wait for all of them."""
 _PENDING = 256
@@ -102,6 +106,7 @@ class Hazard(VictimOrder):
         self._refresh_after = settings.refresh
         self._named: Tracked | None = None
         self._late = 0  # _LATE, once the host is known to say when requests end
+        self._full_at = 0  # count of requests
         self._asked = False  # for a victim, since the last estimate
 
     # -- events ------------------------------------------------------------------------------
@@ -177,6 +182,7 @@ class Hazard(VictimOrder):
             intake.catch_up()
         if not intake.full:
             intake.full = True
+            self._full_at = intake.requests
             self.learner.turnover = intake.now - intake.began
             self.rank_at = -_LATE  # so that the first victim is ranked for
         self._asked = True
@@ -213,7 +219,8 @@ class Hazard(VictimOrder):
         """Let the learner estimate survival, and rank leaves by it."""
         intake, learner, ranker = self.intake, self.learner, self.ranker
         requests, after = intake.requests, self._refresh_after
-        self.estimate_at = requests + min(max(after, requests // _SLOWER), _SLOWEST * after)
+        early = max(_SOONEST, (requests - self._full_at) // _EARLY)
+        self.estimate_at = requests + min(max(min(early, after), requests // _SLOWER), _SLOWEST * after)
         self._asked = False
         ranker.flush_dirty(requests, intake.now)
         if learner.tables is not None:
