@@ -43,14 +43,20 @@ class Learner:
         depths: Ranges of depth that are told apart.
         estimated: The last estimate; None before the first one.
         tables: Tables of another run to start from; None where there are none, or they have been added.
+        prior: What other workloads have in common; None to start as LRU.
         watched_before: Time over which the tables were learned that it started from.
     """
 
     def __init__(
-        self, depths: Depths, strength: float, memory: float, doubt: float, tables: Tables | None = None,
+        self,
+        depths: Depths,
+        strength: float,
+        memory: float,
+        doubt: float,
+        tables: Tables | None = None,
         prior: Prior | None = None,
     ) -> None:
-        """Start as LRU.
+        """Start without intervals.
 
         Args:
             depths: Ranges of depth to tell apart.
@@ -58,6 +64,7 @@ class Learner:
             memory: Share of what was learned that an estimate leaves to the next one.
             doubt: Chance, at most, of a false step-in of LRU within 10,000 requests.
             tables: Tables of another run to start from.
+            prior: What is expected until enough has been seen; None for what makes it start as LRU.
         """
         self.table = LifeTable(FAMILIES, strength, _SHARE)
         self.classes = Classes(self.table)
@@ -68,8 +75,8 @@ class Learner:
         self.estimated: Estimate | None = None
         self.tables = tables
         self.prior = prior
-        self.turnover = 0.0
         self.watched_before = 0.0
+        self._expected: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         self._memory = memory
         self._forgotten = 0.0  # requests whose weight in the table is gone
         # Read for each use: one look-up instead of two.
@@ -193,11 +200,14 @@ class Learner:
             self.watched_before += self.tables.start(self.table, self.classes, clock)
             self.tables = None
 
-    def _expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        """Shares of families in other workloads, once it is known how fast the pool turns over."""
-        if self.prior is None or not self.turnover:
-            return None
-        return self.prior.by_age(self.turnover), self.prior.by_scale()
+    def filled(self, turnover: float) -> None:
+        """Begin to expect what the prior says, now that it is known how fast the pool turns over.
+
+        Args:
+            turnover: Time in which the pool filled for the first time.
+        """
+        if self.prior is not None and turnover > 0.0:
+            self._expected = self.prior.by_age(turnover), self.prior.by_scale()
 
     def estimate(self, now: float, watched: float) -> tuple[Estimate, NDArray[np.int64]]:
         """Estimate survival.
@@ -223,5 +233,5 @@ class Learner:
         count = len(self.table)
         at = np.clip(np.searchsorted(edges(), ages, side="right") - 1, 0, BINS - 1)
         living = bincount_2d(at * count + present, at_risk, (BINS, count))
-        self.estimated = self.table.estimate(living, watched, self._expected())
+        self.estimated = self.table.estimate(living, watched, self._expected)
         return self.estimated, present

@@ -29,9 +29,10 @@ _MOST_SHARE = 0.9
 class LifeTable:
     """Tokens that were used again and tokens that were censored, by class and age.
 
-    A class is shrunk to its family, a family to the one that it is most like or to all classes, and those to
-    a share that is the same in each bin. Since the width of bins doubles every second one, that share makes
-    tokens the less likely to be used the older they are: the table starts as LRU. A class of tokens used
+    A class is shrunk to its family. A family is shrunk to what a prior expects of it, given the family before
+    it. Without a prior it is shrunk to the family that it is most like or to all classes, and those to a
+    share that is the same in each bin; since the width of bins doubles every second one, that share makes
+    tokens the less likely to be used the older they are, and the table starts as LRU. A class of tokens used
     often has a time scale too, its mean reuse interval; it is shrunk as much to its family's curve in units
     of that scale.
 

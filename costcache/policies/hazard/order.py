@@ -96,7 +96,8 @@ class Hazard(VictimOrder):
         """
         depths = Depths(cost if settings.objective == "flops" else None)
         tables = None if settings.tables is None else load_tables(settings.tables)
-        self.learner = Learner(depths, settings.strength, settings.memory, settings.doubt, tables, shipped_prior() if settings.prior else None)
+        prior = shipped_prior() if settings.prior else None
+        self.learner = Learner(depths, settings.strength, settings.memory, settings.doubt, tables, prior)
         self.ranker = Ranker(self.learner, Worth(depths))
         self.intake = Intake(self.learner, self.ranker, capacity * settings.ghosts)
         self.rank_at = 0
@@ -183,7 +184,7 @@ class Hazard(VictimOrder):
         if not intake.full:
             intake.full = True
             self._full_at = intake.requests
-            self.learner.turnover = intake.now - intake.began
+            self.learner.filled(intake.now - intake.began)
             self.rank_at = -_LATE  # so that the first victim is ranked for
         self._asked = True
         if self._dirty:

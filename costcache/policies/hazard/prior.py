@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Prior", "shipped_prior"]
+__all__ = ["FILE", "Curve", "Prior", "shipped_prior"]
 
-_FILE = Path(__file__).with_name("prior.json")
+FILE = Path(__file__).with_name("prior.json")
+"""The prior that comes with the package."""
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 
@@ -78,8 +79,16 @@ class Prior(BaseModel):
 
         return np.array([curve.at(range(-BINS, BINS)) for curve in self.by_interval]).T
 
+    def text(self) -> str:
+        """The file's text, a line to a curve."""
+        parts = (
+            f'"{name}": [\n  ' + ",\n  ".join(json.dumps(each.model_dump()) for each in curves) + "\n]"
+            for name, curves in (("by_turnover", self.by_turnover), ("by_interval", self.by_interval))
+        )
+        return "{" + ",\n".join(parts) + "}\n"
+
 
 @cache
 def shipped_prior() -> Prior:
     """The prior that comes with the package."""
-    return Prior.model_validate(json.loads(_FILE.read_text()))
+    return Prior.model_validate(json.loads(FILE.read_text()))
