@@ -1,4 +1,4 @@
-"""Openings: traces up to some time after a pool first fills, from several seeds of a workload or places in it."""
+"""Openings: traces up to some time after a pool first fills, from several seeds of a workload or places."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ class Opening:
     simulator: Simulator
 
 
-def openings(
-    workload: str, starts: Sequence[int], pools: Sequence[int], requests: int
-) -> Iterator[Opening]:
+def openings(workload: str, starts: Sequence[int], pools: Sequence[int], requests: int) -> Iterator[Opening]:
     """Yield the openings of one workload that have enough requests; a recorded one may be missing.
 
     Args:

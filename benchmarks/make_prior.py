@@ -2,10 +2,10 @@
 
     python benchmarks/make_prior.py
 
-Writes ``costcache/policies/hazard/prior.json``. The first requests of each workload are replayed under
-hazard without a prior, from an empty pool to 1,000 requests after it first fills, at pools of 2, 5, 10 and 20 %. Of each
-replay the intervals are taken by family of classes, their ages in units of the pool's turnover and of the
-tokens' own mean interval. Each kind of workload counts the same, whatever its size. Recorded traces are
+Writes ``costcache/policies/hazard/prior.json``. Each workload is replayed under hazard without a
+prior, from an empty pool to 1,000 requests after it first fills, at pools of 2, 5, 10 and 20 %. The intervals
+are taken by family of classes, their ages in units of the pool's turnover and of the tokens' own mean
+interval. Each kind of workload counts the same, whatever its size. Recorded traces are
 looked for in $COSTCACHE_TRACES, else in ../shared/traces. Takes two minutes on one core.
 """
 

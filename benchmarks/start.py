@@ -6,16 +6,16 @@
 Plain replay: prompts are cached, generated tokens are not, one request at a time, from an empty pool to 4,000
 requests after it first fills (the first request at which a victim is asked for). A gain is in points of token
 hit rate: *early* over the requests 50 to 250 after that, *later* over 1,000 to 4,000. Pools are in % of the
-distinct whole pages of the whole trace. A cell is the mean over the seeds of a generated workload, or over the places in
-a recorded one from which the replay begins (in tenths of its requests).
+distinct whole pages of the whole trace. A cell is the mean over the seeds of a generated workload, or over
+the places in a recorded one from which the replay begins (in tenths of its requests).
 
 The prior of each workload is made as ``benchmarks/make_prior.py`` does, but without that workload and those
-like it: the shipped one has seen them all, and a user's own traffic is in none. The optimum is offline, and bounds what can be gained by then: caches
-that begin alike need time to differ.
+like it, since a user's own traffic is in no prior. The optimum is offline, and bounds what can be gained by
+then: caches that begin alike need time to differ.
 
-Recorded traces are looked for in $COSTCACHE_TRACES, else in ../shared/traces. ``--rows`` saves each replay to a file,
-and an interrupted run resumes from it. Takes half an hour on one core; ``--quick`` two minutes: three workloads at 2 and 5 %,
-two seeds, the shipped prior.
+Recorded traces are looked for in $COSTCACHE_TRACES, else in ../shared/traces. ``--rows`` saves each replay to
+a file, and an interrupted run resumes from it. Takes half an hour on one core; ``--quick`` two minutes: three
+workloads at 2 and 5 %, two seeds, the shipped prior.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isnan
 from pathlib import Path
 from statistics import mean
 from unittest.mock import patch
@@ -98,7 +99,7 @@ class Cell:
     def gains(self, window: str, policy: str = "hazard") -> list[float]:
         """Points over LRU, of each replay that has the window."""
         rates = [getattr(row, window) for row in self.rows]
-        return [rate[policy] - rate["lru"] for rate in rates if rate["lru"] == rate["lru"]]
+        return [rate[policy] - rate["lru"] for rate in rates if not isnan(rate["lru"])]
 
     def gain(self, window: str, policy: str = "hazard") -> float:
         """Mean points over LRU; NaN if no replay has the window."""
@@ -113,7 +114,7 @@ class Cell:
 
 def number(value: float, form: str = "+.2f") -> str:
     """Format a number; nothing if it is not one."""
-    return format(value, form) if value == value else ""
+    return "" if isnan(value) else format(value, form)
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -126,7 +127,8 @@ def show(rows: Sequence[Row]) -> None:
     print(f"# The start of a cache\n\n    {command}\n")
     print(
         "Points of token hit rate that hazard gains over LRU: early (requests 50 to 250 after the pool first "
-        "fills) and later (1,000 to 4,000), and over all requests up to then. The prior of each workload was made without it and those like it. "
+        "fills) and later (1,000 to 4,000), and over all requests up to then. The prior of each workload was "
+        "made without it and those like it. "
         '"Optimum" is what the offline optimum gains in the same requests.\n'
     )
     for title, these in (
@@ -140,8 +142,15 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def _cells(cells: Sequence[Cell]) -> None:
-    headings = ["workload", "pool", "replays", "full after", "early, without a prior", "early", "range", "later"]
-    headings += ["early / later", "optimum, early", "optimum, early / later", "all, without a prior", "all"]
+    headings = ["workload", "pool", "replays", "full after", "early, without a prior", "early", "range"]
+    headings += [
+        "later",
+        "early / later",
+        "optimum, early",
+        "optimum, early / later",
+        "all, without a prior",
+        "all",
+    ]
     table(
         headings,
         [
@@ -168,7 +177,7 @@ def _cells(cells: Sequence[Cell]) -> None:
 
 def _aims(cells: Sequence[Cell]) -> None:
     print("## Aims\n")
-    aimed = [cell for cell in cells if cell.rows[0].workload in AIMED and cell.ratio() == cell.ratio()]
+    aimed = [cell for cell in cells if cell.rows[0].workload in AIMED and not isnan(cell.ratio())]
     reached = [cell for cell in aimed if cell.ratio() >= SHARE]
     possible = [cell for cell in aimed if cell.ratio("optimum") >= SHARE]
     print(
@@ -186,8 +195,7 @@ def _aims(cells: Sequence[Cell]) -> None:
 
 def main() -> None:
     """Run all replays and print the tables."""
-    every = [name for name in (*AIMED, *WORKLOADS, *ALL_FILES)]
-    every = list(dict.fromkeys(every))
+    every = list(dict.fromkeys((*AIMED, *WORKLOADS, *ALL_FILES)))
     parser = argparse.ArgumentParser(description="What hazard gains soon after the pool first fills.")
     parser.add_argument("--quick", action="store_true", help="three workloads, 2 and 5 %%, two seeds")
     parser.add_argument("--workloads", nargs="+", default=None, choices=every, metavar="NAME")

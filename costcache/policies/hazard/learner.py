@@ -200,14 +200,19 @@ class Learner:
             self.watched_before += self.tables.start(self.table, self.classes, clock)
             self.tables = None
 
-    def filled(self, turnover: float) -> None:
+    def filled(self, turnover: float) -> bool:
         """Begin to expect what the prior says, now that it is known how fast the pool turns over.
 
         Args:
             turnover: Time in which the pool filled for the first time.
+
+        Returns:
+            Whether there is anything to expect.
         """
-        if self.prior is not None and turnover > 0.0:
-            self._expected = self.prior.by_age(turnover), self.prior.by_scale()
+        if self.prior is None or turnover <= 0.0:
+            return False
+        self._expected = self.prior.by_age(turnover), self.prior.by_scale()
+        return True
 
     def estimate(self, now: float, watched: float) -> tuple[Estimate, NDArray[np.int64]]:
         """Estimate survival.

@@ -184,7 +184,8 @@ class Hazard(VictimOrder):
         if not intake.full:
             intake.full = True
             self._full_at = intake.requests
-            self.learner.filled(intake.now - intake.began)
+            if self.learner.filled(intake.now - intake.began):
+                self.estimate_at = 0
             self.rank_at = -_LATE  # so that the first victim is ranked for
         self._asked = True
         if self._dirty:

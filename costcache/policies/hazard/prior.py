@@ -1,9 +1,9 @@
 """Prior: how soon tokens are used again in workloads at large, for a cache that has seen little of its own.
 
-A prior is a file beside this module, made by ``benchmarks/make_prior.py`` from replays of many workloads. It holds
-shares used by bin of age for each family of classes (tokens used once, twice, 3 or 4 times and so on), in two
-units that carry over from one deployment to another: the pool's *turnover*, the time in which it first
-filled, and the mean interval of the tokens themselves.
+The prior is a file beside this module, made by ``benchmarks/make_prior.py`` from replays of many workloads.
+For each family of classes (tokens used once, twice, 3 or 4 times and so on) it holds the shares used by bin
+of age, in two units that carry over from one deployment to another: the pool's *turnover*, the time in which
+it first filled, and the mean interval of the tokens themselves.
 """
 
 from __future__ import annotations

@@ -23,7 +23,10 @@ class HazardSettings(BaseModel):
         "depth.",
     )
     refresh: int = Field(
-        50, ge=1, description="Requests after which survival is estimated anew, early in the cache's life."
+        50,
+        ge=1,
+        description="Requests after which survival is estimated anew, early in the cache's life; right after "
+        "the pool first fills they are fewer.",
     )
     ghosts: float = Field(
         6.0, ge=0.0, description="Evicted tokens whose history is remembered, as a multiple of the pool."
@@ -42,8 +45,8 @@ class HazardSettings(BaseModel):
     )
     prior: bool = Field(
         True,
-        description="Start from what other workloads had in common, until this one has been seen for a while; "
-        "else start as LRU.",
+        description="Whether to start from what many workloads have in common, which a few dozen intervals "
+        "of the cache's own outweigh; else it starts as LRU. Not for models with states.",
     )
     tables: Path | None = Field(
         None,
