@@ -613,6 +613,19 @@ def test_cohorts_are_of_one_age_whenever_their_requests_end() -> None:
         assert after[now].first <= now <= after[now].last
 
 
+def test_leaves_are_told_apart_by_age_before_any_victim_is_asked_for() -> None:
+    cache = new(100_000)
+    order = order_of(cache)
+    for n in range(400):
+        cache.clock.advance(float(n))
+        ask(cache, [n] * 10)
+    assert not order.intake.full
+    old = [cohort for cohort in order.snapshot().cohorts if cohort.first < 200.0]
+    assert len(old) >= 5
+    for cohort in old:  # they merge once that makes no difference to their age
+        assert cohort.last - cohort.first <= max(0.25 * (399.0 - cohort.last), 50.0)
+
+
 def test_tells_what_it_has_learned() -> None:
     cache = new(300, refresh=5)
     for n, prompt in enumerate(stream(4, 400)):
