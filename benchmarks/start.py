@@ -210,13 +210,16 @@ def main() -> None:
         [Row(**json.loads(line)) for line in path.read_text().splitlines()] if path and path.is_file() else []
     )
     known = {(row.workload, row.percent, row.start) for row in rows}
-    observed: list[Observed] = [] if options.quick else observe()
+    observed: list[Observed] | None = None
     for name in names:
-        prior = pool(observed, without=name) if observed else shipped_prior()
+        prior: Prior | None = shipped_prior() if options.quick else None
         starts = options.starts or (SEEDS[: 2 if options.quick else None] if name in WORKLOADS else PLACES)
         for start in starts:
             left = [percent for percent in pools if (name, percent, start) not in known]
             for opening in openings(name, [start], left, REQUESTS) if left else ():
+                if prior is None:
+                    observed = observe() if observed is None else observed
+                    prior = pool(observed, without=name)
                 row = measure(opening, prior)
                 rows.append(row)
                 if path is not None:

@@ -1,4 +1,4 @@
-"""The prior that hazard starts from: whole, in units that carry over, light, and soon forgotten where it lies."""
+"""The prior that hazard starts from: whole, in units that carry over, light, soon forgotten where it lies."""
 
 from __future__ import annotations
 
