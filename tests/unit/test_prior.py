@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costcache import RadixCache, RequestInfo
+from costcache.policies.hazard import Hazard
 from costcache.policies.hazard import order as order_module
 from costcache.policies.hazard.bins import BINS, age_bin
 from costcache.policies.hazard.classes import FAMILIES
@@ -149,6 +150,23 @@ def test_a_lie_costs_nothing_lasting(seed: int) -> None:
     assert told[early].sum() > lied[early].sum()  # it is believed at first
     late = slice(600, None)
     assert lied[late].sum() > 0.97 * without[late].sum()
+
+
+def test_it_is_dropped_when_lru_steps_in() -> None:
+    cache = new(500)
+    order = cache._pool.order
+    assert isinstance(order, Hazard)
+    prompts = shared_heads(0, 400)
+    for prompt in prompts:
+        ask(cache, prompt)
+    learner, now = order.learner, order.intake.now
+    learner.judge.behind = learner.judge.turned = True
+    dropped = learner.estimate(now, order.intake.watched)[0].shares()
+    assert learner.filled(order.intake.watched)  # as if it had not been
+    restored = learner.estimate(now, order.intake.watched)[0].shares()
+    assert not np.allclose(dropped, restored)
+    learner.prior = None
+    assert not learner.filled(order.intake.watched)
 
 
 @pytest.mark.parametrize("seed", range(3))

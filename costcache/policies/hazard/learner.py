@@ -233,6 +233,7 @@ class Learner:
             judge.turned = False
             if judge.behind:
                 self._forget(watched)
+                self._expected = None  # with less evidence it would weigh more again, and may be what misled
         strata, ages, at_risk = self.cohorts.merge(now)
         present = strata // self._depths
         count = len(self.table)
