@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from _report import recorded_traces
-from policies import FILES, HELD_OUT_FILES, MODEL
+from _workloads import FILES, HELD_OUT_FILES
+from policies import MODEL
 
 from costcache.deployment import Deployment
 from costcache.sim.engine import Simulator
