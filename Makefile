@@ -119,7 +119,7 @@ dist: $(VENV)/.build
 
 bench: $(VENV)/.dev $(SGLANG_VENV)/.sglang
 	for script in benchmarks/[!_]*.py; do \
-		case $$script in benchmarks/decisions.py) continue;; benchmarks/sglang_*) bin=$(SGLANG_BIN);; *) bin=$(BIN);; esac; \
+		case $$script in benchmarks/decisions.py|benchmarks/make_prior.py) continue;; benchmarks/sglang_*) bin=$(SGLANG_BIN);; *) bin=$(BIN);; esac; \
 		$$bin/python $$script || exit 1; \
 	done
 
