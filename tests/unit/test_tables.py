@@ -194,7 +194,7 @@ def test_a_cache_that_starts_from_tables_uses_them_for_its_first_victims(tmp_pat
     before = new(600)
     hot_and_cold(before, 400)
     path = saved(before, tmp_path / "tables.json")
-    empty, loaded = new(600), new(600, tables=str(path))
+    empty, loaded = new(600, prior=False), new(600, prior=False, tables=str(path))
     # Twenty chats continue after 20 requests each: LRU has evicted them by then.
     assert hot_and_cold(empty, 45) < 100
     assert hot_and_cold(loaded, 45) > 200
