@@ -70,13 +70,15 @@ class Kept(KeyedOrder):
         self._left = list(requests)
 
     def key(self, record: NodeRecord) -> tuple[bool, int]:
+        """Whether a kept session uses the record, then its recency."""
         return not self.kept.isdisjoint(self._sessions(record)), record.recency
 
     def _sessions(self, record: NodeRecord) -> tuple[int, ...]:
         key: bytes = record.key  # type: ignore[attr-defined] # the records of a radix tree are its nodes
         return self._users.get(bytes(key[-self._page_bytes :]), ())
 
-    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:  # noqa: ARG002 # an order's event
+        """Keep a session no longer once its last request has ended."""
         end = request.end
         sessions = () if end is None or end.parent is None else self._sessions(end)
         if len(sessions) == 1:
@@ -95,7 +97,8 @@ class Cell:
         self.tokens = trace.distinct_pages(page) * percent // 100 * page
         loads = {server.load: server.settings for server in servers(self.simulator, trace, self.tokens)}
         settings = loads["near full"]
-        assert settings is not None and trace.sessions is not None
+        if settings is None or trace.sessions is None:
+            raise ValueError(f"{name} has no sessions: choose from {', '.join(WORKLOADS)}")
         self.server: ServingSettings = settings
         self.of = np.unique(trace.sessions, return_inverse=True)[1]
         self.requests = np.bincount(self.of)
