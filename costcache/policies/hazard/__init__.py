@@ -3,7 +3,7 @@
 The data flows one way. Read it from the order::
 
     order     Hazard: takes the events of a cache, and decides when to rank and when to estimate
-      intake    keeps the history of each node (history), and of evicted ones; notes uses
+      intake    keeps the history of each node (history), and of evicted ones; dates uses (pace)
         learner   counts reuse intervals by class (classes, frequent): over (life_table), or open (cohorts);
                   estimates their survival (survival, on bins of age; hinted says how far hints count);
                   compares with LRU (shadow), and says when that steps in (judge)

@@ -10,6 +10,7 @@ from typing import Literal
 from costcache.policies.ghosts import Ghosts
 from costcache.policies.hazard.history import Piece, Tracked, join, split_at
 from costcache.policies.hazard.learner import Learner
+from costcache.policies.hazard.pace import Pace
 from costcache.policies.hazard.ranker import Ranker
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
 
@@ -31,9 +32,10 @@ class Intake:
         pending: Uses that were noted: the node, the time, the tokens from and up to which it reached, and
             its recency.
         ghosts: Pieces of evicted nodes.
-        now: The latest time of a use.
+        now: The latest time of a use, by the pace.
         began: The time of the first use.
         clock: Unit of the time; None until a request has ended.
+        pace: Clock of ages where the host tells the time in seconds; None where ages are its own readings.
         requests: Requests so far.
         nodes: Nodes in the cache.
         resident: Tokens in the cache.
@@ -52,10 +54,12 @@ class Intake:
         self.ghosts: Ghosts[list[Piece]] = Ghosts(ghost_tokens, self._censor, slack=_SLACK)
         self.now = self.began = 0.0
         self.clock: Literal["requests", "seconds"] | None = None
+        self.pace: Pace | None = None
         self.requests = 0
         self.nodes = 0
         self.resident = 0
         self.full = False
+        self._ended = 0  # requests
         self._learner = learner
         self._ranker = ranker
         self._dirty = ranker.dirty
@@ -76,9 +80,11 @@ class Intake:
             self.catch_up()
         if not self.nodes and not self.requests:
             self.began = record.last_use
-        learner, ghosts = self._learner, self.ghosts
+        learner, ghosts, pace = self._learner, self.ghosts, self.pace
         shadow = learner.shadow
         now, start, tokens = record.last_use, record.depth, record.tokens
+        if pace is not None:
+            now = pace.now if start else pace.begin(now, self.requests - self._ended)
         if now > self.now:
             self.now = now
         else:
@@ -142,8 +148,11 @@ class Intake:
     def catch_up(self) -> None:
         """Do the work of the uses noted up to now; it comes before anything else that happens."""
         learner, dirty, shadow = self._learner, self._dirty, self._learner.shadow
-        walk = shadow.newest
-        for tracked, now, depth, end, recency in self.pending:
+        walk, pace = shadow.newest, self.pace
+        for tracked, time, depth, end, recency in self.pending:
+            now = time
+            if pace is not None:
+                now = pace.now if depth else pace.begin(time, self.requests - self._ended)
             if now > self.now:  # noqa: PLR1730 # max is a call
                 self.now = now
             if not depth:
@@ -238,6 +247,10 @@ class Intake:
         """Class the intervals that a request began, by how it ended, and let them count."""
         if self.pending:
             self.catch_up()
+        if request.counted:  # else it was too short to begin here
+            self._ended += 1
+        if request.in_seconds and self.pace is None:
+            self.pace = Pace(self.now)
         self.clock = "seconds" if request.in_seconds else "requests"
         shadow = self._learner.shadow
         shadow.release()
