@@ -3,13 +3,14 @@
     python benchmarks/kept_sessions.py [--workloads NAME ...] [--pools PERCENT ...] [--tries 100]
         [--rows FILE] > benchmarks/results/kept_sessions.md
 
-The cells are those of ``serving.py`` near full, for workloads with sessions that wait for their answers. The
-*static choice* is an eviction policy that knows the whole trace: it evicts the tokens of a fixed set of
-sessions only when nothing else is evictable, until the last request of each has ended; everything else, and
-the set among itself, is under LRU. The set is the best of many, by replay. First greedy ones: sessions by
-their number of requests, by their requests per second alone, and by their hits per token and second in the
-cache if each request waits 5 or 60 s for the server, and of each order the first 1 to 40. Then ``--tries``
-random changes of the best of them, a session added, dropped or exchanged, each kept if it is better.
+The cells are those of ``serving.py`` near full, from the first start, for workloads with sessions that wait
+for their answers. The *static choice* is an eviction policy that knows the whole trace: it evicts the tokens
+of a fixed set of sessions only when nothing else is evictable, until the last request of each has ended;
+everything else, and the set among itself, is under LRU. The set is the best of many, by replay. First greedy
+ones: sessions by their number of requests, by their requests per second alone, and by their hits per token
+and second in the cache if each request waits 5 or 60 s for the server, and of each order the first 1 to 40.
+Then ``--tries`` random changes of the best of them, a session added, dropped or exchanged, each kept if it is
+better.
 
 Such a server is chaotic, and the best of many replays is lucky too. So the three policies are also compared
 on average over five speeds of the trace's clock around that of the cell, with the set found for the cell's.
@@ -30,7 +31,9 @@ from typing import NamedTuple
 
 import numpy as np
 from _report import check, table
-from serving import MODEL, POOLS, servers, workloads
+from _workloads import workloads
+from policies import MODEL
+from serving import POOLS, servers
 
 from costcache.binding import Binding
 from costcache.deployment import Deployment
@@ -237,10 +240,11 @@ def main() -> None:
     if options.rows is not None and options.rows.is_file():
         saved = json.loads(options.rows.read_text())
     rows = []
-    for name, build, page in workloads(options.workloads):
-        trace = build()
+    for workload in workloads(tuple(options.workloads)):
+        trace = workload.build(0)
         for percent in options.pools:
-            rows.append(measure(Cell(name, trace, page, percent), options.tries, saved))
+            cell = Cell(workload.name, trace, workload.page, percent)
+            rows.append(measure(cell, options.tries, saved))
             if options.rows is not None:
                 options.rows.write_text(json.dumps(saved, indent=1))
     check(bool(rows), "at least one workload")
