@@ -18,9 +18,13 @@ from pydantic import (
 from costcache.errors import SettingsError, reason
 from costcache.model import StateDtype
 
-__all__ = ["Deployment", "KVDtype"]
+__all__ = ["Deployment", "IndexDtype", "KVDtype"]
 
-KVDtype = Literal["bf16", "fp16", "fp8_e4m3", "fp8_e5m2"]
+KVDtype = Literal["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"]
+IndexDtype = Literal["bf16", "fp8", "fp4"]
+
+# An fp4 cache keeps a byte of scale per 16 values (SGLang 0.5.23's fp4 pools, NVFP4).
+_FP4_BLOCK = 16
 
 
 class Deployment(BaseModel):
@@ -40,6 +44,11 @@ class Deployment(BaseModel):
     )
     pp: PositiveInt = Field(1, description="Pipeline-parallel stages.")
     kv_dtype: KVDtype = Field("bf16", description="Dtype of cached keys, values and latents.")
+    index_dtype: IndexDtype | None = Field(
+        None,
+        description="Dtype of a sparse layer's index keys; None for the servers' own choice: fp8 with scales "
+        "beside latents (DeepSeek, GLM), the KV dtype beside keys and values (MiniMax-M3).",
+    )
     state_dtype: StateDtype | None = Field(
         None, description="Dtype of recurrent states; None for the model's own."
     )
@@ -92,8 +101,14 @@ class Deployment(BaseModel):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of one stored key or value element."""
-        return 1 if self.kv_dtype.startswith("fp8") else 2
+        """Bytes of one stored key or value element, rounded up for fp4; `stored` is exact."""
+        return 1 if self.kv_dtype.startswith("fp") and self.kv_dtype != "fp16" else 2
+
+    def stored(self, values: int) -> int:
+        """Bytes of a row of ``values`` in the KV dtype, with the scales that fp4 needs."""
+        if self.kv_dtype == "fp4_e2m1":
+            return -(-values // 2) + -(-values // _FP4_BLOCK)
+        return values * self.kv_bytes
 
     def stages(self, num_layers: int) -> tuple[range, ...]:
         """Layers of each pipeline stage, split as SGLang and vLLM do.

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 
 from costcache.cost.layers import LayerBytes, PoolName, decompressed_latent_bytes, layer_bytes
 from costcache.deployment import Deployment
-from costcache.model import LatentAttention, LayerSpec, ModelSpec
+from costcache.model import CompressedAttention, LatentAttention, LayerSpec, ModelSpec
 
 __all__ = ["CostTerm", "TokenCost", "token_cost"]
 
@@ -96,6 +96,6 @@ def token_cost(spec: ModelSpec, deployment: Deployment) -> TokenCost:
 
 
 def _decompressed(layer: LayerSpec, cached: LayerBytes, deployment: Deployment) -> int:
-    if isinstance(layer, LatentAttention):
+    if isinstance(layer, LatentAttention | CompressedAttention):
         return decompressed_latent_bytes(layer, deployment)
     return cached.bytes

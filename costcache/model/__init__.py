@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from costcache.model.layers import (
         AttentionLayer,
+        CompressedAttention,
         FullAttention,
         LatentAttention,
         LayerSpec,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttentionLayer",
+    "CompressedAttention",
     "FullAttention",
     "LatentAttention",
     "LayerSpec",

@@ -16,9 +16,9 @@ from costcache.errors import ConfigError
 from costcache.model.fields import text_fields
 from costcache.model.layers import (
     AttentionLayer,
+    CompressedAttention,
     LatentAttention,
     LayerSpec,
-    SlidingWindow,
     StateSpace,
 )
 from costcache.model.params import active_params as count_active_params
@@ -38,6 +38,10 @@ def _layer_range(data: dict[str, Any]) -> tuple[int, ...]:
 
 def _is_attention(layer: LayerSpec) -> TypeGuard[AttentionLayer]:
     return not isinstance(layer, StateSpace)
+
+
+def _is_latent(layer: LayerSpec) -> TypeGuard[LatentAttention | CompressedAttention]:
+    return isinstance(layer, LatentAttention | CompressedAttention)
 
 
 class ModelSpec(BaseModel):
@@ -100,7 +104,7 @@ class ModelSpec(BaseModel):
             architecture=fields.architecture,
             layers=tuple(model.layers),
             hidden_size=fields.integer("hidden_size", "n_embd", "d_model"),
-            vocab_size=fields.integer("vocab_size"),
+            vocab_size=fields.integer("vocab_size", "padded_vocab_size"),
             active_params=active_params or count_active_params(fields, model),
             num_layers=len(model.blocks),
             layer_ids=tuple(model.layer_ids),
@@ -150,18 +154,18 @@ class ModelSpec(BaseModel):
     @property
     def has_latent(self) -> bool:
         """Whether any attention layer caches latents."""
-        return any(isinstance(layer, LatentAttention) for layer in self.layers)
+        return any(_is_latent(layer) for layer in self.layers)
 
     @property
     def is_latent(self) -> bool:
         """Whether there are attention layers and all of them cache latents."""
         attention = self.attention_layers
-        return bool(attention) and all(isinstance(x, LatentAttention) for x in attention)
+        return bool(attention) and all(_is_latent(x) for x in attention)
 
     @cached_property
     def compression_ratio(self) -> float:
         """Decompressed values per token over latent values, summed over latent layers; 1.0 without any."""
-        latent = [layer for layer in self.layers if isinstance(layer, LatentAttention)]
+        latent = [layer for layer in self.layers if _is_latent(layer) and layer.window is None]
         if not latent:
             return 1.0
         return sum(x.decompressed_dim for x in latent) / sum(x.latent_dim for x in latent)
@@ -174,7 +178,7 @@ class ModelSpec(BaseModel):
     @property
     def has_sliding_window(self) -> bool:
         """Whether any attention layer has a sliding window."""
-        return any(isinstance(layer, SlidingWindow) for layer in self.layers)
+        return any(getattr(layer, "window", None) is not None for layer in self.layers)
 
 
 def _load(config: object) -> tuple[Mapping[str, Any], str, str | None]:
@@ -197,7 +201,7 @@ def _load(config: object) -> tuple[Mapping[str, Any], str, str | None]:
 def _load_file(path: Path) -> tuple[Mapping[str, Any], str, str | None]:
     file = path / "config.json" if path.is_dir() else path
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file; give a config.json or its folder") from None
     except OSError as error:

@@ -33,7 +33,7 @@ def test_element_sizes(dtype: str, size: int) -> None:
         ({"page_size": -1}, "page_size is -1; input should be greater than 0"),
         (
             {"kv_dtype": "int4"},
-            "kv_dtype is 'int4'; input should be 'bf16', 'fp16', 'fp8_e4m3' or 'fp8_e5m2'",
+            "kv_dtype is 'int4'; input should be 'bf16', 'fp16', 'fp8_e4m3', 'fp8_e5m2' or 'fp4_e2m1'",
         ),
         ({"flops_per_second": float("nan")}, "flops_per_second is nan"),
         ({"host_link_bytes_per_second": 0}, "host_link_bytes_per_second is 0"),
