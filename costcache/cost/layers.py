@@ -102,6 +102,8 @@ def latent_kv_bytes(layer: LatentAttention, deployment: Deployment) -> int:
 
 def decompressed_latent_bytes(layer: LatentAttention | CompressedAttention, deployment: Deployment) -> int:
     """Bytes per token and rank if every head's key and value were cached, including the index key."""
+    if isinstance(layer, LatentAttention) and layer.kv_shared:
+        return _index_bytes(layer, deployment)
     heads = _heads_per_rank(layer.heads, deployment, "attention heads")
     per_head = layer.decompressed_dim // layer.heads
     return deployment.stored(heads * per_head) + _index_bytes(layer, deployment)
@@ -205,6 +207,8 @@ def _heads_per_rank(heads: int, deployment: Deployment, what: str) -> int:
 
 
 def _latent_row_bytes(layer: LatentAttention, deployment: Deployment) -> int:
+    if layer.kv_shared:
+        return 0
     if not _scaled(layer, deployment):
         return deployment.stored(layer.latent_dim)
     blocks, rest = divmod(layer.kv_lora_rank, _SCALE_BLOCK)
@@ -273,6 +277,8 @@ def _index_formula(
 
 def _latent_formula(layer: LatentAttention, deployment: Deployment) -> tuple[str, str]:
     rank, rope = layer.kv_lora_rank, layer.qk_rope_head_dim
+    if layer.kv_shared:
+        return f"latents of an earlier layer{_index_formula(layer, deployment)}", "latent attention"
     formula = _stored(f"({rank} + {rope})", deployment)
     if _scaled(layer, deployment):
         scales = rank // _SCALE_BLOCK

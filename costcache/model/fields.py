@@ -92,13 +92,16 @@ class Fields:
         self._layers: dict[int, dict[str, Any]] | None = None
         self._views: dict[str, Fields] = {}
 
-    def per_layer(self, count: int) -> None:
+    def per_layer(self, count: int, known: Mapping[int, Mapping[str, Any]] | None = None) -> None:
         """Read the settings that differ between the ``count`` layers, for `at`.
 
-        They are lists of one value per layer, or transformers' ``per_layer_config``, an object of
-        overrides by layer index. Raises `ConfigError` if one of them does not fit the layers.
+        ``known`` has some that follow from other fields. The rest are lists of one value per layer, or
+        transformers' ``per_layer_config``, an object of overrides by layer index. Raises `ConfigError`
+        if one of them does not fit the layers.
         """
-        layers: dict[int, dict[str, Any]] = {index: {} for index in range(count)}
+        layers: dict[int, dict[str, Any]] = {
+            index: dict((known or {}).get(index, {})) for index in range(count)
+        }
         for name, value in self.data.items():
             plain = name.removesuffix("_per_layer")
             if plain not in _LISTED or not isinstance(value, list | tuple) or not value:

@@ -9,7 +9,7 @@ from costcache.model.fields import Fields
 __all__ = ["gate_width"]
 
 # Families with a gate as wide as the heads' values that no field speaks of.
-_ALWAYS = ("afmoe", "axk2", "beam", "hy_v4", "qwen3_5", "qwen3_next", "qwen4")
+_ALWAYS = ("afmoe", "axk2", "beam", "hy_v4", "muse_", "qwen3_5", "qwen3_next", "qwen4")
 _FULL = ("attn_output_gate", "attention_output_gate", "mla_use_output_gate", "use_output_gate")
 _PER_HEAD = ("use_attention_gate", "use_head_wise_attn_gate")  # LFM3, Step-3.5
 # Names of gates that are none of these; such a field must not be left unread.

@@ -76,7 +76,8 @@ class LatentAttention(_Indexed):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): one latent row per token.
 
     With sparse attention (DSA, DeepSeek-V3.2) it has an indexer. ``window`` limits it to the last
-    tokens, which are cached in the pool of the windows.
+    tokens, which are cached in the pool of the windows. ``kv_shared`` marks a layer that reads an
+    earlier layer's latents (Mistral-Large-4); it may still store index keys.
     """
 
     kind: Literal["latent_attention"] = "latent_attention"
@@ -86,6 +87,7 @@ class LatentAttention(_Indexed):
     qk_nope_head_dim: PositiveInt
     v_head_dim: PositiveInt
     window: PositiveInt | None = None
+    kv_shared: bool = False
 
     @property
     def latent_dim(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from costcache.model.blocks import EXPERTS
 from costcache.model.fields import Fields
 
-__all__ = ["dense_params", "expert_params"]
+__all__ = ["LATENT", "dense_params", "expert_params"]
 
 # Families whose classes are gated, or not, whatever their activation is called.
 _GATED = ("bitnet", "modernbert-decoder", "zamba")
@@ -43,6 +43,9 @@ _CHOSEN = (
 )
 _WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size")
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+LATENT = ("moe_latent_size", "routed_expert_hidden_size", "moe_hidden_size")
+"""Width of the space in which routed experts run, if it is narrower (Nemotron-H, Kimi-K3, Muse)."""
+
 # Families whose expert layers are as wide as intermediate_size says, under names that others use too.
 _ONE_WIDTH = ("aria", "cohere2_moe", "flex_olmo", "hunyuan", "olmoe")
 
@@ -62,8 +65,7 @@ def expert_params(fields: Fields, hidden: int) -> int:
     if chosen > routed:
         raise fields.error("num_experts_per_tok", f"is {chosen} of {routed} experts", "correct one of them")
     width = _expert_width(fields)
-    # Nemotron-H and Kimi-K3 can run their routed experts in a narrower latent space.
-    latent = fields.integer("moe_latent_size", "routed_expert_hidden_size", default=hidden)
+    latent = fields.integer(*LATENT, default=hidden)
     total = _matrices(fields) * chosen * latent * width + hidden * routed
     if latent != hidden:
         total += 2 * hidden * latent

@@ -104,7 +104,8 @@ def _latent(fields: Fields, layer: LatentAttention, hidden: int) -> int:
     rank = fields.optional_integer("q_lora_rank", least=0)
     query = rank * (hidden + layer.heads * key_dim) if rank else hidden * layer.heads * key_dim
     up = layer.kv_lora_rank * layer.heads * (layer.qk_nope_head_dim + layer.v_head_dim)
-    total = query + hidden * layer.latent_dim + up + layer.heads * layer.v_head_dim * hidden
+    down = 0 if layer.kv_shared else hidden * layer.latent_dim
+    total = query + down + up + layer.heads * layer.v_head_dim * hidden
     gate = gate_width(fields, layer.heads, layer.v_head_dim)
     if rank and fields.model_type == "axk2":  # query and gate from twice the low rank
         total += rank * layer.heads * key_dim + 2 * rank * gate
@@ -171,6 +172,11 @@ def _extras(fields: Fields, hidden: int, layers: int) -> Iterator[int]:
     inputs = fields.integer("altup_num_inputs", default=0, least=0)
     if inputs > 1:  # Gemma-3n's streams
         yield 2 * (inputs - 1) * hidden * hidden
+    # Hyper-connections, around each mixer and each feed-forward part: DeepSeek-V4's, Qwen-4's.
     streams = fields.integer("hc_mult", default=1)
-    if streams > 1:  # hyper-connections, around each mixer and each feed-forward part
+    if streams > 1:
         yield layers * 2 * (streams * streams + 2 * streams) * streams * hidden
+    streams = fields.integer("hc_count", default=1)
+    if streams > 1:
+        rank = fields.integer("hc_lowrank", default=0, least=0)
+        yield (2 * layers + 1) * 2 * rank * streams * hidden + 2 * layers * streams * streams * hidden

@@ -61,17 +61,15 @@ def read_model(fields: Fields) -> ReadModel:
     refuse_kinds(fields)
     blocks = read_blocks(fields)
     count = len(blocks)
-    fields.per_layer(count)
+    fields.per_layer(count, _without_positions(fields, count))
     own = [fields.at(index) for index in range(count)]
     _check_latent(fields)
-    shared = fields.integer("num_kv_shared_layers", default=0, least=0)
-    if shared > count:
-        raise fields.error("num_kv_shared_layers", f"is {shared} for {count} layers", "correct it")
+    shared = _shared_layers(fields, count)
     layers: list[LayerSpec] = []
     layer_ids: list[int] = []
     made: dict[tuple[int, str, int, bool, bool], LayerSpec] = {}  # identical layers share one object
     for index, block in enumerate(blocks):
-        kv_shared = index >= count - shared > 0
+        kv_shared = index in shared
         reuses = _reuses_selection(fields, index, count)
         for mixer in block.mixers:
             key = (id(own[index]), mixer, block.ratio, kv_shared, reuses)
@@ -82,9 +80,38 @@ def read_model(fields: Fields) -> ReadModel:
     if not layers:
         raise fields.error("layer_types", "lists no attention or state layer", "correct the list of layers")
     # What only the count of parameters reads.
-    fields.settle("hidden_size_per_layer_input", "moe_latent_size", "routed_expert_hidden_size")
+    fields.settle("hidden_size_per_layer_input", "moe_latent_size")
     refuse_unread(fields, count)
     return ReadModel(blocks, layers, layer_ids, own)
+
+
+def _without_positions(fields: Fields, count: int) -> dict[int, dict[str, int]]:
+    """Latent layers without rotary positions, whose keys are as wide but cache no rotary part.
+
+    Mistral-Large-4 has them.
+    """
+    if not fields.has("kv_lora_rank") or not fields.get("no_rope_layers"):
+        return {}
+    rotary = fields.integers("no_rope_layers", count) or []
+    rope = fields.integer("qk_rope_head_dim", least=0)
+    widths = {"qk_rope_head_dim": 0, "qk_nope_head_dim": fields.integer("qk_nope_head_dim") + rope}
+    return {index: widths for index, flag in enumerate(rotary) if not flag}
+
+
+def _shared_layers(fields: Fields, count: int) -> set[int]:
+    """Numbers of the layers that read the K/V of an earlier layer, and store none."""
+    last = fields.integer("num_kv_shared_layers", default=0, least=0)  # Gemma-3n and -4
+    if last >= count:
+        raise fields.error(
+            "num_kv_shared_layers", f"is {last} for {count} layers", "at least one must store K/V: correct it"
+        )
+    sources = fields.integers("kv_source_layers", count)  # Mistral-Large-4
+    if sources is None:
+        return set(range(count - last, count))
+    wrong = [source for index, source in enumerate(sources) if not 0 <= source <= index]
+    if wrong:
+        raise fields.error("kv_source_layers", f"contains {wrong[0]}", "a source is the layer, or one before")
+    return {index for index, source in enumerate(sources) if source != index}
 
 
 def _layer(fields: Fields, mixer: str, ratio: int, kv_shared: bool, reuses: bool) -> LayerSpec:
@@ -96,7 +123,7 @@ def _layer(fields: Fields, mixer: str, ratio: int, kv_shared: bool, reuses: bool
     if mixer == "sliding":
         return _sliding(fields, kv_shared, latent and not fields.has("swa_num_key_value_heads"))
     if latent:
-        return _latent(fields, reuses)
+        return _latent(fields, reuses, kv_shared)
     heads, kv_heads, head_dim, v_head_dim = _attention_dims(fields, sliding=False)
     return FullAttention(
         heads=heads,
@@ -111,7 +138,7 @@ def _layer(fields: Fields, mixer: str, ratio: int, kv_shared: bool, reuses: bool
 def _sliding(fields: Fields, kv_shared: bool, latent: bool) -> LayerSpec:
     window = _window(fields)
     if latent:
-        layer = _latent(fields, reuses=True)
+        layer = _latent(fields, reuses=True, kv_shared=kv_shared)
         return layer.model_copy(update={"window": window, "index_topk": None})
     heads, kv_heads, head_dim, v_head_dim = _attention_dims(fields, sliding=True)
     if window is None:
@@ -216,18 +243,20 @@ def _check_latent(fields: Fields) -> None:
             )
 
 
-def _latent(fields: Fields, reuses: bool) -> LatentAttention:
+def _latent(fields: Fields, reuses: bool, kv_shared: bool) -> LatentAttention:
     # One latent serves all heads; these are fields of the form that multi-head attention would have.
     fields.settle(*_KV_HEADS, "head_dim", "q_lora_rank")
     topk = fields.optional_integer("index_topk")
     indexed = topk is not None and not reuses
     pool = fields.integer("index_kpool", default=1)
+    fields.settle("index_kpool_always_select_tail", "index_kpool_compress")
     return LatentAttention(
         heads=fields.integer("num_attention_heads"),
         kv_lora_rank=fields.integer("kv_lora_rank"),
         qk_rope_head_dim=fields.integer("qk_rope_head_dim", least=0),
         qk_nope_head_dim=fields.integer("qk_nope_head_dim"),
         v_head_dim=_latent_v_head_dim(fields),
+        kv_shared=kv_shared,
         index_head_dim=fields.integer("index_head_dim") if indexed else None,
         index_heads=fields.integer("index_n_heads") if indexed else None,
         index_topk=topk,

@@ -28,6 +28,7 @@ _UNSUPPORTED = {
     "efficient_attention_config": "searched attention layers (Jet-Nemotron)",
     "kv_source_layer_ids": "K/V shared across layers (DeepSeek-V4.1)",
     "layer_group_size": "linear attention groups (Ling and Ring hybrids)",
+    "ple_layer_ids": "n-gram embeddings with states in some layers (Qwen-4)",
     "use_cla": "K/V shared across layers (Hunyuan)",
 }
 # Families that no field gives away. The names are those of transformers, or of the checkpoints.

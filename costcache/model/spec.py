@@ -165,7 +165,11 @@ class ModelSpec(BaseModel):
     @cached_property
     def compression_ratio(self) -> float:
         """Decompressed values per token over latent values, summed over latent layers; 1.0 without any."""
-        latent = [layer for layer in self.layers if _is_latent(layer) and layer.window is None]
+        latent = [
+            layer
+            for layer in self.layers
+            if _is_latent(layer) and layer.window is None and not getattr(layer, "kv_shared", False)
+        ]
         if not latent:
             return 1.0
         return sum(x.decompressed_dim for x in latent) / sum(x.latent_dim for x in latent)
