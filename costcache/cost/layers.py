@@ -69,14 +69,17 @@ class AttentionFlops(NamedTuple):
 def attention_kv_bytes(layer: FullAttention | SlidingWindow, deployment: Deployment) -> int:
     """Bytes per token and rank of an MHA, GQA or sliding-window layer.
 
-    ``max(1, kv_heads / tp) x (head_dim + v_head_dim) x element``; 0 if the layer shares an earlier
-    layer's K/V. Raises `SettingsError` if the heads cannot be divided over the ranks.
+    ``max(1, kv_heads / tp) x (head_dim + v_head_dim) x element``, plus a sparse layer's index key; 0 if
+    the layer shares an earlier layer's K/V. Raises `SettingsError` if the heads cannot be divided over the
+    ranks.
     """
     if layer.kv_shared:
         return 0
     heads = _heads_per_rank(layer.kv_heads, deployment, "KV heads")
     row = deployment.stored(layer.head_dim) + deployment.stored(layer.v_head_dim)
-    return heads * row + _index_bytes(layer, deployment)
+    if isinstance(layer, SlidingWindow):
+        return heads * row
+    return _shared_out(heads * row + _index_bytes(layer, deployment), layer.kv_heads, deployment)
 
 
 def compressed_kv_bytes(layer: CompressedAttention, deployment: Deployment) -> int:
@@ -86,7 +89,8 @@ def compressed_kv_bytes(layer: CompressedAttention, deployment: Deployment) -> i
     In fp8_e4m3 a latent is stored as DeepSeek-V4 does: a byte of scale per 64 values in front of the rotary
     ones, which stay in bf16 (584 bytes for 448 + 64).
     """
-    return -(-_compressed_row_bytes(layer, deployment) // layer.ratio) + _index_bytes(layer, deployment)
+    row = -(-_compressed_row_bytes(layer, deployment) // layer.ratio) + _index_bytes(layer, deployment)
+    return row if layer.window is not None else _shared_out(row, 1, deployment)
 
 
 def latent_kv_bytes(layer: LatentAttention, deployment: Deployment) -> int:
@@ -97,7 +101,8 @@ def latent_kv_bytes(layer: LatentAttention, deployment: Deployment) -> int:
     bf16 (656 bytes for 512/64). Its index key is fp8 with a scale, whatever the KV dtype, unless
     the deployment says otherwise. Raises `SettingsError` if the scaled layout does not fit the latent.
     """
-    return _latent_row_bytes(layer, deployment) + _index_bytes(layer, deployment)
+    row = _latent_row_bytes(layer, deployment) + _index_bytes(layer, deployment)
+    return row if layer.window is not None else _shared_out(row, 1, deployment)
 
 
 def decompressed_latent_bytes(layer: LatentAttention | CompressedAttention, deployment: Deployment) -> int:
@@ -204,6 +209,21 @@ def _heads_per_rank(heads: int, deployment: Deployment, what: str) -> int:
             f"use a divisor or a multiple of {heads}"
         )
     return max(1, heads // ranks)
+
+
+def _shared_out(row: int, kv_heads: int, deployment: Deployment) -> int:
+    """Bytes of a token on one rank if the ranks with the same KV heads share out the tokens.
+
+    That is decode context parallelism; windows stay whole. Rounded up to a byte.
+    """
+    ways = deployment.decode_context_parallel
+    copies = max(1, deployment.attention_tp // kv_heads)
+    if copies % ways:
+        raise SettingsError(
+            f"decode_context_parallel is {ways}, and {deployment.attention_tp} attention ranks hold each of "
+            f"{kv_heads} KV heads {copies} times; use a divisor of {copies}"
+        )
+    return -(-row // ways)
 
 
 def _latent_row_bytes(layer: LatentAttention, deployment: Deployment) -> int:

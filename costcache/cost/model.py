@@ -44,7 +44,7 @@ class CostModel(BaseModel):
 
         Raises `SettingsError` if the deployment does not fit the model.
         """
-        deployment = deployment or Deployment()
+        deployment = (deployment or Deployment()).serving(spec)
         token = token_cost(spec, deployment)
         return cls(spec=spec, deployment=deployment, token=token, absorbed=absorbed)
 

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from costcache.model.fields import MAX_LAYERS, Fields
 
-__all__ = ["EXPERTS", "Block", "read_blocks"]
+__all__ = ["EXPERTS", "Block", "is_compressed", "read_blocks"]
 
 Mixer = Literal["full", "sliding", "indexed", "compressed", "state"]
 Ffn = Literal["none", "dense", "moe"]
@@ -113,7 +113,7 @@ def read_blocks(fields: Fields) -> list[Block]:
     Raises `ConfigError` for an unknown layer kind, or a list that does not match the number of layers.
     """
     fields.agree("num_hidden_layers", "n_layer", "n_layers")
-    if fields.has("compress_ratios", "compress_rates") or fields.model_type == "deepseek_v4":
+    if is_compressed(fields):
         return _compressed_blocks(fields)
     named = _named_layers(fields)
     if named is not None:
@@ -144,6 +144,11 @@ def read_blocks(fields: Fields) -> list[Block]:
     if fields.model_type in _PURE_STATE:
         return [Block(m, "none") for m in mixers]
     return [Block(m, ffn) for m, ffn in zip(mixers, _ffns(fields, count), strict=True)]
+
+
+def is_compressed(fields: Fields) -> bool:
+    """Whether the layers are those of DeepSeek-V4, in the published form or in that of transformers."""
+    return fields.has("compress_ratios", "compress_rates") or fields.model_type == "deepseek_v4"
 
 
 def _count(fields: Fields) -> int:

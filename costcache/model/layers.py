@@ -14,6 +14,7 @@ __all__ = [
     "AttentionLayer",
     "CompressedAttention",
     "FullAttention",
+    "KVDtype",
     "LatentAttention",
     "LayerSpec",
     "SlidingWindow",
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 StateDtype = Literal["fp32", "bf16", "fp16"]
+KVDtype = Literal["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"]
 
 
 class _Layer(BaseModel):

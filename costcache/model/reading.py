@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from costcache.model.blocks import Block, read_blocks
+from costcache.model.blocks import Block, is_compressed, read_blocks
 from costcache.model.fields import Fields
 from costcache.model.layers import (
     CompressedAttention,
@@ -117,7 +117,7 @@ def _shared_layers(fields: Fields, count: int) -> set[int]:
 def _layer(fields: Fields, mixer: str, ratio: int, kv_shared: bool, reuses: bool) -> LayerSpec:
     if mixer == "state":
         return read_state_space(fields)
-    if mixer == "compressed" or fields.has("compress_ratios", "compress_rates"):
+    if mixer == "compressed" or is_compressed(fields):
         return _compressed(fields, mixer, ratio)
     latent = fields.has("kv_lora_rank") and fields.flag("use_mla", default=True)
     if mixer == "sliding":
@@ -232,7 +232,7 @@ def _check_latent(fields: Fields) -> None:
     """Refuse half of the fields of latent attention: without the rest it would be read as multi-head."""
     if fields.has("kv_lora_rank") or not fields.flag("use_mla", default=True):
         return
-    if fields.has("compress_ratios", "compress_rates"):
+    if is_compressed(fields):
         return  # DeepSeek-V4 has fields of these names and no latent of this kind
     for name in ("qk_nope_head_dim", "q_lora_rank", "index_topk"):
         if fields.get(name) not in (None, 0):
@@ -366,7 +366,7 @@ def _reuses_selection(fields: Fields, index: int, count: int) -> bool:
 
     Follows the rules of SGLang 0.5.23 (``dsa_layer_skips_topk``).
     """
-    if not fields.has("index_topk") or fields.has("compress_ratios", "compress_rates"):
+    if not fields.has("index_topk") or is_compressed(fields):
         return False
     fields.settle("index_topk_freq", "index_skip_topk_offset", "index_topk_pattern")
     types = fields.strings("indexer_types", count)

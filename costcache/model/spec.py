@@ -10,13 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from costcache.errors import ConfigError
+from costcache.model.checkpoint import checkpoint_kv_dtype, draft_layer
 from costcache.model.fields import text_fields
 from costcache.model.layers import (
     AttentionLayer,
     CompressedAttention,
+    KVDtype,
     LatentAttention,
     LayerSpec,
     StateSpace,
@@ -25,7 +27,7 @@ from costcache.model.params import active_params as count_active_params
 from costcache.model.presets import ALIASES, PRESETS
 from costcache.model.reading import read_model
 
-__all__ = ["ModelSpec"]
+__all__ = ["ModelSpec", "load_config"]
 
 
 def _layer_count(data: dict[str, Any]) -> int:
@@ -52,6 +54,13 @@ class ModelSpec(BaseModel):
     in Nemotron-H some numbers are missing, since its feed-forward parts are layers of their own.
     ``num_layers`` counts the numbered layers, which pipeline parallelism divides into stages.
 
+    ``kv_dtype`` is what the checkpoint's quantisation asks for, if anything. ``draft_layers`` counts the
+    multi-token-prediction layers in the checkpoint, and ``draft_layer`` is what one of them caches; they
+    are not among ``layers``, since a server may leave them out.
+
+    ``extra`` has the fields of the language model's config that costcache did not read: a plugin may know
+    them. They count for equality, and not for the hash.
+
     ``active_params`` counts the parameters that one token passes through, including chosen and
     shared experts and the output head, but not the input embedding.
     """
@@ -64,8 +73,15 @@ class ModelSpec(BaseModel):
     hidden_size: PositiveInt
     vocab_size: PositiveInt
     active_params: PositiveInt
+    kv_dtype: KVDtype | None = None
+    draft_layers: NonNegativeInt = 0
+    draft_layer: LayerSpec | None = None
+    extra: dict[str, Any] = Field(default_factory=dict, repr=False)
     num_layers: PositiveInt = Field(default_factory=_layer_count)
     layer_ids: tuple[int, ...] = Field(default_factory=_layer_range)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.architecture, self.layers, self.active_params, self.layer_ids))
 
     @model_validator(mode="after")
     def _check_layer_ids(self) -> Self:
@@ -94,20 +110,25 @@ class ModelSpec(BaseModel):
         overrides the count from the config's dimensions. Raises `ConfigError` if the config cannot
         be read; it names the file, the architecture, the field, its value and the fix.
         """
-        data, source, found = _load(config)
+        data, source, found = load_config(config)
         fields = text_fields(data, source)
         if active_params is not None and (type(active_params) is not int or active_params < 1):
             raise fields.error("active_params", f"is {active_params!r}", "it must be a positive integer")
         model = read_model(fields)
+        count = active_params or count_active_params(fields, model)
         return cls(
             name=name or found or fields.architecture,
             architecture=fields.architecture,
             layers=tuple(model.layers),
             hidden_size=fields.integer("hidden_size", "n_embd", "d_model"),
             vocab_size=fields.integer("vocab_size", "padded_vocab_size"),
-            active_params=active_params or count_active_params(fields, model),
+            active_params=count,
+            kv_dtype=checkpoint_kv_dtype(data, fields),
+            draft_layers=fields.draft_layers(),
+            draft_layer=draft_layer(model.layers),
             num_layers=len(model.blocks),
             layer_ids=tuple(model.layer_ids),
+            extra={name: value for name, value in fields.data.items() if name not in fields.seen},
         )
 
     @classmethod
@@ -185,8 +206,11 @@ class ModelSpec(BaseModel):
         return any(getattr(layer, "window", None) is not None for layer in self.layers)
 
 
-def _load(config: object) -> tuple[Mapping[str, Any], str, str | None]:
-    """Return the config as a mapping, its name for errors, and the model's name if it gives one."""
+def load_config(config: object) -> tuple[Mapping[str, Any], str, str | None]:
+    """Return a config as a mapping, its name for errors, and the model's name if it gives one.
+
+    ``config`` is what `ModelSpec.from_config` takes. Raises `ConfigError` if it is no config.
+    """
     if isinstance(config, str | os.PathLike):
         return _load_file(Path(config))
     source = "config dict"
@@ -214,6 +238,12 @@ def _load_file(path: Path) -> tuple[Mapping[str, Any], str, str | None]:
         raise ConfigError(f"{file}: is not JSON ({error}); give a model's config.json") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{file}: is not a JSON object; give a model's config.json")
+    beside = file.parent / "hf_quant_config.json"  # ModelOpt's quantisation, in a file of its own
+    if file.name == "config.json" and beside.is_file() and "quantization_config" not in data:
+        try:
+            data = {**data, "quantization": json.loads(beside.read_text("utf-8-sig")).get("quantization")}
+        except (ValueError, AttributeError, OSError) as error:
+            raise ConfigError(f"{beside}: is not JSON ({error}); correct or remove it") from error
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return data, str(file), name or None
 

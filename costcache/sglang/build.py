@@ -16,7 +16,6 @@ from costcache._version import described
 from costcache.binding import Binding
 from costcache.deployment import Deployment, KVDtype
 from costcache.errors import SettingsError
-from costcache.model import ModelSpec
 from costcache.plugins import PluginManager, get_plugins
 from costcache.settings import Settings, read_settings
 from costcache.sglang.cache import CostCache
@@ -147,7 +146,8 @@ def build(
             f"costcache cannot serve here: {cache_class.__name__} replaces SGLang's cache too"
         )
     kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
-    model = ModelSpec.from_config(ctx.model_config.hf_config)
+    plugins = get_plugins() if plugins is None else plugins
+    model = plugins.read(ctx.model_config.hf_config)
     dtype = str(getattr(kv_pool, "dtype", "bfloat16")).removeprefix("torch.")
     binding = Binding.of(model, read_deployment(ctx, dtype), settings, plugins=plugins)
     params.tree_components = _components(ctx)  # SGLang's builder says so itself, after this

@@ -216,7 +216,7 @@ def _active(model: torch.nn.Module, config: Any, passed: Counter[str] | None) ->
             heads += size
         elif _LOOK_UPS.search(name) and not isinstance(modules[path], torch.nn.Linear):
             continue
-        elif experts and "expert" in name and "shared" not in name and _routed(name, parameter, experts):
+        elif experts > 0 and "expert" in name and "shared" not in name and _routed(name, parameter, experts):
             total += size * chosen // experts
         elif passed is not None and isinstance(modules[path], torch.nn.Linear):
             # A weight that is used without its module's call counts once; adapters are called, or belong

@@ -55,7 +55,7 @@ def test_errors_name_field_value_and_fix(values: dict[str, Any], message: str) -
 
 def test_defaults_are_one_h100_in_bf16() -> None:
     deployment = Deployment()
-    assert (deployment.tp, deployment.pp, deployment.page_size, deployment.kv_dtype) == (1, 1, 1, "bf16")
+    assert (deployment.tp, deployment.pp, deployment.page_size, deployment.kv_dtype) == (1, 1, 1, None)
     assert deployment.flops_per_second == 989.4e12
     assert deployment.host_link_bytes_per_second == 64e9
     assert deployment.disk_bytes_per_second is None
