@@ -52,12 +52,13 @@ EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_expe
 
 _FFNS: dict[str, Ffn] = {"dense": "dense", "sparse": "moe", "moe": "moe", "hash_moe": "moe"}
 # Numbers of dense layers before the expert layers, and fields that a list of the layers makes moot.
-_FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+_FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", "moe_layer_num_skipped")
 _PLACEMENT = (
     *_FIRST,
     "decoder_sparse_step",
     "expert_layer_offset",
     "expert_layer_period",
+    "interleave_moe_layer_step",
     "mlp_only_layers",
     "moe_layer_end_index",
     "moe_layer_freq",
@@ -96,6 +97,7 @@ _LAYOUT = (
 _NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _PURE_STATE = ("falcon_mamba", "mamba", "mamba2")
 _STATE_FIELDS = (
+    "conv_L_cache",
     "linear_num_value_heads",
     "linear_num_heads",
     "mamba_d_state",
@@ -261,6 +263,8 @@ def _layer_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     if sparse is not None and sparse.flag("use_sparse_attention", default=True):
         flags = sparse.integers("sparse_attention_freq", count)
         return [("indexed",) if flag else ("full",) for flag in flags or [1] * count]
+    if fields.model_type == "kimi_linear":
+        raise fields.error("linear_attn_config", "is missing", "add it: it lists the layers with states")
     if fields.has(*_STATE_FIELDS):
         raise fields.error(
             "layer_types",

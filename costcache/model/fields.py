@@ -48,6 +48,7 @@ DRAFT_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_la
 # transformers class; google/gemma-3-4b-it, for example, omits its head counts.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window_pattern": 4},
+    "deepseek_v4": {"head_dim": 512, "o_groups": 8},
     "falcon_mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
     "gemma": {"head_dim": 256},
     "gemma2": {"head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 2},
@@ -67,6 +68,23 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"full_attention_interval": 4},
     "qwen3_next": {"full_attention_interval": 4},
 }
+# Width of a head where the class does not divide the hidden size by the heads.
+_HEAD_DIMS = {
+    64: ("gpt_oss", "sarvam_moe"),
+    128: (
+        "beam", "cwm", "ernie4_5", "flint", "hy_v3", "kolibri1", "laguna", "lara_mini", "llama4_text",
+        "mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "muse_glimmer_text", "nemotron_h",
+        "qwen3", "qwen3_vl_text", "seed_oss", "solar_open", "step3p5",
+    ),
+    192: ("mimo_v2_flash",),
+    256: (
+        "gemma3n_text", "gemma4_text", "gemma4_unified_text", "qwen3_5_moe_text", "qwen3_5_text",
+        "qwen3_next", "qwen4_exp_text", "vaultgemma",
+    ),
+}  # fmt: skip
+for _width, _families in _HEAD_DIMS.items():
+    for _family in _families:
+        _DEFAULTS.setdefault(_family, {})["head_dim"] = _width
 
 
 class Fields:

@@ -130,6 +130,7 @@ def _shared_width(fields: Fields, width: int) -> int:
         "shared_expert_intermediate_size",  # Qwen
         "moe_shared_expert_intermediate_size",  # Nemotron-H
         "share_expert_dim",  # Step-3
+        "shared_experts_intermediate_size",  # dots
         least=0,
     )
     if stated is not None:

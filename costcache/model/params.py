@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from costcache.model.blocks import EXPERTS
 from costcache.model.fields import Fields
 from costcache.model.gates import gate_width
 from costcache.model.layers import (
@@ -22,6 +23,7 @@ from costcache.model.layers import (
 )
 from costcache.model.mlp import dense_params, expert_params
 from costcache.model.reading import ReadModel
+from costcache.model.refusals import refuse_uncounted
 
 __all__ = ["active_params"]
 
@@ -49,7 +51,11 @@ def active_params(fields: Fields, model: ReadModel) -> int:
         if part not in parts:
             parts[part] = _ffn(own, block.ffn, hidden, shared_kv=index in sharing)
         total += parts[part]
-    return total + sum(_extras(fields, hidden, len(model.blocks)))
+    total += sum(_extras(fields, hidden, len(model.blocks)))
+    dense = all(block.ffn != "moe" for block in model.blocks)
+    if not (dense and fields.has(*EXPERTS)):  # experts that no layer has are not asked about
+        refuse_uncounted(fields)
+    return total
 
 
 def _mixer(fields: Fields, layer: LayerSpec, hidden: int) -> int:

@@ -248,13 +248,21 @@ def _latent(fields: Fields, reuses: bool, kv_shared: bool) -> LatentAttention:
     fields.settle(*_KV_HEADS, "head_dim", "q_lora_rank")
     topk = fields.optional_integer("index_topk")
     indexed = topk is not None and not reuses
+    rope, nope = fields.integer("qk_rope_head_dim", least=0), fields.integer("qk_nope_head_dim")
+    width = fields.integer("qk_head_dim", default=nope + rope)
+    if width != nope + rope:
+        raise fields.error(
+            "qk_head_dim",
+            f"is {width} for parts of {nope} and {rope}",
+            "they must add up: correct one of them",
+        )
     pool = fields.integer("index_kpool", default=1)
     fields.settle("index_kpool_always_select_tail", "index_kpool_compress")
     return LatentAttention(
         heads=fields.integer("num_attention_heads"),
         kv_lora_rank=fields.integer("kv_lora_rank"),
-        qk_rope_head_dim=fields.integer("qk_rope_head_dim", least=0),
-        qk_nope_head_dim=fields.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=rope,
+        qk_nope_head_dim=nope,
         v_head_dim=_latent_v_head_dim(fields),
         kv_shared=kv_shared,
         index_head_dim=fields.integer("index_head_dim") if indexed else None,

@@ -14,7 +14,7 @@ from typing import Any
 
 from costcache.model.fields import Fields
 
-__all__ = ["refuse_kinds", "refuse_unread"]
+__all__ = ["refuse_kinds", "refuse_uncounted", "refuse_unread"]
 
 _BY_HAND = "build ModelSpec(layers=...) yourself"
 
@@ -84,6 +84,7 @@ _ENCODER_TASKS = re.compile(
 # Names of fields that change what a token caches or attends to, and what each name means.
 _MEANINGS = {
     "KV heads": r"(num|n)_.*kv|kv_?heads?|key_value|query_groups?|attention_groups|_kv$|multi_query",
+    "widths of heads": r"head_(dim|size|width)|(^|_)d_(head|kv)$|^head(s)?_dim",
     "K/V shared between layers": r"kv.*shar|shar.*kv|cross_layer|kv_source|\bcla\b|yoco",
     "sparse attention": r"spars|lightning|moba|nsa|compress|indexer|_topk_block"
     r"|index_(head|n_|topk|k|block)",
@@ -103,7 +104,7 @@ _HARMLESS = re.compile(
     r"|time_step|_kernels?$|mem_eff_path|dt_|proj_bias|conv_bias|attn_implementation|quant|dtype"
     r"|lightning_block|output_|return_|use_cache|pruned|pretraining|mtp_|nextn|draft|jitter|act$|aggregat"
     r"|max_position|longrope|positions|^pp_|^tp_|ngram|vocab_size|factor$"
-    r"|activation_sparsity"
+    r"|activation_sparsity|strategy|expert_group"
 )
 # Values that name ordinary attention, or nothing.
 _PLAIN = frozenset(
@@ -167,6 +168,26 @@ def _refuse_encoders(fields: Fields) -> None:
         raise fields.error("architectures", f"names {fields.architecture!r}, an encoder", fix)
     if fields.get("type_vocab_size") not in (None, 0):
         raise fields.error("type_vocab_size", "says that the model is an encoder with segments", fix)
+
+
+_EXPERTS = re.compile(r"expert|^moe_|_moe_|top_?k(_experts?)?$")
+"""Names of fields that change how many experts a token passes, or their width."""
+
+
+def refuse_uncounted(fields: Fields) -> None:
+    """Refuse a field about experts that the count of active parameters did not ask for.
+
+    Raises `ConfigError` that names it.
+    """
+    for name, value in fields.data.items():
+        if name in fields.seen or _neutral(value) or _HARMLESS.search(name):
+            continue
+        if type(value) in (int, float, list, str) and _EXPERTS.search(name):
+            raise fields.error(
+                name,
+                f"is {_short(value)}: its name speaks of experts, and costcache does not know it",
+                "give active_params, or build ModelSpec(layers=...) yourself",
+            )
 
 
 def refuse_unread(fields: Fields, count: int) -> None:
