@@ -62,6 +62,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "gpt_bigcode": {"multi_query": True},
     "gpt_oss": {"sliding_window_pattern": 2},
+    "lfm2": {"block_auto_adjust_ff_dim": True, "block_multiple_of": 256},
     "mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
     "mamba2": {"expand": 2, "conv_kernel": 4, "n_groups": 8, "state_size": 128},
     "qwen3_5_moe_text": {"full_attention_interval": 4},

@@ -224,6 +224,8 @@ def _kv_heads(fields: Fields, heads: int) -> int:
     if fields.get("multi_query_attention") is False:  # ChatGLM
         fields.settle(*_KV_HEADS)
         return heads
+    if fields.flag("multi_query_attention"):
+        return fields.integer("multi_query_group_num", *_KV_HEADS)
     fields.agree(*_KV_HEADS)
     return fields.integer(*_KV_HEADS, default=heads)
 

@@ -1,4 +1,4 @@
-"""Real configs with fields dropped, renamed, of a wrong type or inconsistent: a named error or right figures."""
+"""Real configs with fields dropped, renamed, of wrong types or inconsistent: errors with a name, or right."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from costcache.cost import TokenCost, token_cost
 from costcache.deployment import Deployment
 from costcache.errors import ConfigError
 from costcache.model import ModelSpec
+from costcache.model.fields import text_fields
 from costcache.model.presets import PRESETS
 
 EXAMPLES = 250  # of each of the four kinds of mutation: 1,000 in all
@@ -96,6 +97,8 @@ def test_a_field_is_dropped(drawn: tuple[dict[str, Any], dict[str, Any], str]) -
     if spec is None:
         assert_named(message, name)
         return
+    if text_fields(config, "config dict").has(name):
+        return  # the class's own default, which published configs rely on
     if name in MEANINGS and name not in ("first_k_dense_replace",):
         part[name] = MEANINGS[name](part)
         meant, _ = read(config)
@@ -140,6 +143,8 @@ def test_a_field_has_a_wrong_type(drawn: tuple[dict[str, Any], dict[str, Any], s
     if spec is None:
         assert_named(message, name)
         return
+    if name == "mamba_expand" and isinstance(value, float):
+        return  # Mamba's own configs have 1.5
     # The field was not asked for, or the value means that it is off.
     same = (spec.layers, spec.active_params)
     allowed = [(x.layers, x.active_params) for x in (whole, dropped) if x is not None]
