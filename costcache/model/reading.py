@@ -79,6 +79,8 @@ def read_model(fields: Fields) -> ReadModel:
             layer_ids.append(index)
     if not layers:
         raise fields.error("layer_types", "lists no attention or state layer", "correct the list of layers")
+    # SGLang adds these to every config; layers that slide have read them by now.
+    fields.settle("swa_head_dim", "swa_v_head_dim", "swa_num_key_value_heads", "swa_num_attention_heads")
     # What only the count of parameters reads.
     fields.settle("hidden_size_per_layer_input", "moe_latent_size")
     refuse_unread(fields, count)
