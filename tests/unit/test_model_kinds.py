@@ -268,7 +268,8 @@ def test_features_that_are_off_and_plain_fields_are_no_reason_to_refuse() -> Non
     plain = read()
     off = read(
         moba_chunk=None, nsa_config={}, use_lightning=False, layer_overrides={}, loop_count=0,
-        attn_type="softmax", swa_head_dim=16, router_scales=[1, 2, 3, 4], rope_theta=[1, 2, 3, 4], max_window_layers=4,
+        attn_type="softmax", swa_head_dim=16, router_scales=[1, 2, 3, 4], rope_theta=[1, 2, 3, 4],
+        max_window_layers=4,
     )  # fmt: skip
     assert off.layers == plain.layers
     assert off.extra["router_scales"] == [1, 2, 3, 4]
