@@ -60,6 +60,7 @@ _PLACEMENT = (
     "expert_layer_period",
     "interleave_moe_layer_step",
     "mlp_only_layers",
+    "moe_every_n_layer",
     "moe_layer_end_index",
     "moe_layer_freq",
     "moe_layer_interval",
@@ -403,7 +404,7 @@ def _is_moe(fields: Fields, index: int, count: int) -> bool:
     if isinstance(fields.get("moe_layer_freq"), list | tuple):  # MiMo-V2
         return bool((fields.integers("moe_layer_freq", count) or [])[index])
     first = fields.integer(*_FIRST, default=0, least=0)
-    every = fields.integer("moe_layer_freq", "moe_layer_interval", default=1)
+    every = fields.integer("moe_layer_freq", "moe_layer_interval", "moe_every_n_layer", default=1)
     return index >= first and index % every == 0  # DeepSeek, Kimi, GLM, ERNIE
 
 

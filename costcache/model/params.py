@@ -85,7 +85,9 @@ def _attention(fields: Fields, layer: FullAttention | SlidingWindow, hidden: int
     stored = 0 if layer.kv_shared else layer.kv_heads * (layer.head_dim + layer.v_head_dim)
     if not isinstance(layer, SlidingWindow) and fields.flag("attention_k_eq_v"):  # Gemma-4
         stored //= 2
-    total = into * (query + stored) + layer.heads * layer.v_head_dim * hidden
+    low = fields.integer("share_q_dim", default=0, least=0)  # Step-3: one low rank for all queries
+    asked = low * (into + query) if low else into * query
+    total = asked + into * stored + layer.heads * layer.v_head_dim * hidden
     total += gate_width(fields, layer.heads, layer.v_head_dim) * hidden
     if into != hidden:
         total += hidden * hidden + _adapters(fields, hidden)

@@ -83,7 +83,9 @@ def read_model(fields: Fields) -> ReadModel:
     fields.settle("swa_head_dim", "swa_v_head_dim", "swa_num_key_value_heads", "swa_num_attention_heads")
     # What only the count of parameters reads.
     fields.settle("hidden_size_per_layer_input", "moe_latent_size")
-    refuse_unread(fields, count)
+    listed = fields.has("layer_types", "layers_block_type")
+    stateless = listed and not any("state" in block.mixers for block in blocks)
+    refuse_unread(fields, count, stateless=stateless)
     return ReadModel(blocks, layers, layer_ids, own)
 
 

@@ -104,7 +104,7 @@ _HARMLESS = re.compile(
     r"|time_step|_kernels?$|mem_eff_path|dt_|proj_bias|conv_bias|attn_implementation|quant|dtype"
     r"|lightning_block|output_|return_|use_cache|pruned|pretraining|mtp_|nextn|draft|jitter|act$|aggregat"
     r"|max_position|longrope|positions|^pp_|^tp_|ngram|vocab_size|factor$"
-    r"|activation_sparsity|strategy|expert_group"
+    r"|activation_sparsity|strategy|expert_group|capacity|_mode$|use_mlp|^lora_rank$|^ft_lora"
 )
 # Values that name ordinary attention, or nothing.
 _PLAIN = frozenset(
@@ -170,7 +170,7 @@ def _refuse_encoders(fields: Fields) -> None:
         raise fields.error("type_vocab_size", "says that the model is an encoder with segments", fix)
 
 
-_EXPERTS = re.compile(r"expert|^moe_|_moe_|top_?k(_experts?)?$")
+_EXPERTS = re.compile(r"expert|^moe_|_moe_")
 """Names of fields that change how many experts a token passes, or their width."""
 
 
@@ -182,7 +182,7 @@ def refuse_uncounted(fields: Fields) -> None:
     for name, value in fields.data.items():
         if name in fields.seen or _neutral(value) or _HARMLESS.search(name):
             continue
-        if type(value) in (int, float, list, str) and _EXPERTS.search(name):
+        if type(value) in (int, float, list) and _EXPERTS.search(name):
             raise fields.error(
                 name,
                 f"is {_short(value)}: its name speaks of experts, and costcache does not know it",
@@ -190,16 +190,19 @@ def refuse_uncounted(fields: Fields) -> None:
             )
 
 
-def refuse_unread(fields: Fields, count: int) -> None:
+def refuse_unread(fields: Fields, count: int, *, stateless: bool) -> None:
     """Refuse a field that was not understood and may change what a token caches or attends to.
 
     ``count`` is the number of layers: an unknown list of as many different entries is a per-layer
-    setting. Raises `ConfigError` that names the field.
+    setting. ``stateless`` says that the layers are listed and none has a state: then the dimensions of
+    states are moot (Granite-4 without Mamba). Raises `ConfigError` that names the field.
     """
     for name, value in fields.data.items():
         if name in fields.seen or _neutral(value) or _HARMLESS.search(name):
             continue
         meaning = _meaning(name)
+        if stateless and meaning == "recurrent layers":
+            continue
         if meaning is None and _differs_by_layer(value, count):
             meaning = "per-layer settings"
         if meaning is None and isinstance(value, Mapping) and re.search("att", name):

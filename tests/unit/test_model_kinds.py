@@ -264,6 +264,33 @@ def test_what_is_not_understood_is_refused_by_name(changes: dict[str, Any], mess
     assert message in refusal(**changes)
 
 
+def test_fields_of_published_configs_that_change_nothing_are_no_reason_to_refuse() -> None:
+    # Of transformers 4's base class, MiniMax-M2, ERNIE, Falcon-H1, Zamba-2 and Cohere-2.
+    noise = {
+        "top_k": 50, "no_repeat_ngram_size": 0, "num_beam_groups": 1, "chunk_size_feed_forward": 0,
+        "add_cross_attention": False, "is_decoder": False, "shared_moe_mode": "sigmoid",
+        "moe_capacity": [64] * 3,
+        "mamba_use_mlp": True, "lora_rank": 128, "use_gated_activation": True, "attention_dropout": 0.1,
+        "order_of_interleaved_layers": "local_attn_first", "use_mamba_kernels": True, "seq_length": 4096,
+        "moe_router_dtype": "fp32", "expert_dtype": "fp4", "attention_multiplier": 0.1,
+        "qk_norm_type": "per_layer",
+        "use_bidirectional_attention": "vision", "rope_scaling": {"type": "yarn"}, "max_window_layers": 20,
+    }  # fmt: skip
+    plain = read()
+    noisy = read(**noise)
+    assert (noisy.layers, noisy.active_params) == (plain.layers, plain.active_params)
+
+
+def test_dimensions_of_states_are_moot_where_no_layer_has_one() -> None:
+    spec = read(layer_types=["attention"] * 4, mamba_n_heads=8, mamba_d_state=16, mamba_expand=2)
+    assert spec.layers == read().layers
+
+
+def test_queries_of_one_low_rank() -> None:
+    full, low = read(), read(share_q_dim=8)
+    assert full.active_params - low.active_params == 4 * (64 * 64 - 8 * (64 + 64))
+
+
 def test_features_that_are_off_and_plain_fields_are_no_reason_to_refuse() -> None:
     plain = read()
     off = read(
