@@ -264,8 +264,6 @@ def _layer_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     if sparse is not None and sparse.flag("use_sparse_attention", default=True):
         flags = sparse.integers("sparse_attention_freq", count)
         return [("indexed",) if flag else ("full",) for flag in flags or [1] * count]
-    if fields.model_type == "kimi_linear":
-        raise fields.error("linear_attn_config", "is missing", "add it: it lists the layers with states")
     if fields.has(*_STATE_FIELDS):
         raise fields.error(
             "layer_types",

@@ -47,6 +47,15 @@ _FAMILIES = {
     "xlstm": "recurrent matrix states (xLSTM)",
     "zaya": "convolutions beside attention (Zaya)",
 }
+# Families that are not plain attention, and the fields of which one must say how; without them the
+# remaining fields would read as plain attention.
+_NEEDED = {
+    "deepseek_v32": ("index_topk",),
+    "glm_moe_dsa": ("index_topk",),
+    "kimi_linear": ("linear_attn_config", "layer_types"),
+    "minimax_m3_vl_text": ("sparse_attention_config", "layer_types"),
+    "nemotron_h": ("hybrid_override_pattern", "layers_block_type", "layer_types"),
+}
 # Encoders, other than those with "bert" in their name.
 _ENCODERS = frozenset(
     {
@@ -136,6 +145,11 @@ def refuse_kinds(fields: Fields) -> None:
             raise fields.error(
                 name, f"says that the model has {what}, which costcache does not support", _BY_HAND
             )
+    needed = _NEEDED.get(fields.model_type)
+    if needed is not None and not fields.has(*needed):
+        raise fields.error(
+            needed[0], f"is missing, which every {fields.model_type} model has", "add it to the config"
+        )
     if "assistant" in fields.architecture.lower():
         raise fields.error(
             "architectures",

@@ -318,6 +318,12 @@ def test_models_that_are_no_decoders(changes: dict[str, Any], message: str) -> N
     assert message in refusal(**changes)
 
 
+def test_families_that_are_not_plain_attention_must_say_how() -> None:
+    assert "index_topk is missing, which every deepseek_v32 model has" in refusal(model_type="deepseek_v32")
+    assert "linear_attn_config is missing" in refusal(model_type="kimi_linear")
+    assert "sparse_attention_config is missing" in refusal(model_type="minimax_m3_vl_text")
+
+
 def test_fields_that_belong_together() -> None:
     mla: dict[str, Any] = {"q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
     assert "kv_lora_rank is missing, though qk_nope_head_dim is 8" in refusal(**mla)

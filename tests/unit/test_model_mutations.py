@@ -27,6 +27,7 @@ MEANINGS: dict[str, Any] = {
     "attn_layer_offset": lambda config: 0,
     "mamba_n_groups": lambda config: 1,
     "n_groups": lambda config: 1,
+    "mamba_ngroups": lambda config: 1,
     "q_lora_rank": lambda config: 0,
 }
 # Fields that tell a family from another: without them the config is of an unknown family, read by its
