@@ -91,7 +91,7 @@ test-sglang: $(SGLANG_VENV)/.sglang
 	export HYPOTHESIS_PROFILE=ci; \
 	$(SGLANG_BIN)/python -m pytest tests/sglang -m engine -p no:cacheprovider $(PYTEST_ARGS) >build/engine-tests.log 2>&1 & \
 	engines=$$!; status=0; \
-	$(SGLANG_BIN)/python -m pytest tests/sglang -m "not engine" $(PYTEST_ARGS) || status=1; \
+	$(SGLANG_BIN)/python -m pytest tests/sglang tests/transformers -m "not engine" $(PYTEST_ARGS) || status=1; \
 	wait $$engines || status=1; cat build/engine-tests.log; exit $$status
 
 # In a folder of its own, the compiled package shadows the plain one wherever PYTHONPATH names that folder,

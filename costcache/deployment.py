@@ -9,6 +9,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -16,11 +17,14 @@ from pydantic import (
 )
 
 from costcache.errors import SettingsError, reason
-from costcache.model import StateDtype
+from costcache.model import KVDtype, ModelSpec, StateDtype
 
-__all__ = ["Deployment", "KVDtype"]
+__all__ = ["Deployment", "IndexDtype", "KVDtype"]
 
-KVDtype = Literal["bf16", "fp16", "fp8_e4m3", "fp8_e5m2"]
+IndexDtype = Literal["bf16", "fp8", "fp4"]
+
+# An fp4 cache keeps a byte of scale per 16 values (SGLang 0.5.23's fp4 pools, NVFP4).
+_FP4_BLOCK = 16
 
 
 class Deployment(BaseModel):
@@ -39,7 +43,26 @@ class Deployment(BaseModel):
         "False or 1 for none.",
     )
     pp: PositiveInt = Field(1, description="Pipeline-parallel stages.")
-    kv_dtype: KVDtype = Field("bf16", description="Dtype of cached keys, values and latents.")
+    kv_dtype: KVDtype | None = Field(
+        None,
+        description="Dtype of cached keys, values and latents; by default the one that the checkpoint's "
+        "quantisation names, or bf16.",
+    )
+    index_dtype: IndexDtype | None = Field(
+        None,
+        description="Dtype of a sparse layer's index keys; None for the servers' own choice: fp8 with scales "
+        "beside latents (DeepSeek, GLM), the KV dtype beside keys and values (MiniMax-M3).",
+    )
+    draft_layers: NonNegativeInt = Field(
+        0,
+        description="Draft layers that are served (multi-token prediction, EAGLE): each caches as much as "
+        "the model's last full attention layer.",
+    )
+    decode_context_parallel: PositiveInt = Field(
+        1,
+        description="Decode context parallelism: ranks that hold the same KV heads and share out the tokens "
+        "of the context.",
+    )
     state_dtype: StateDtype | None = Field(
         None, description="Dtype of recurrent states; None for the model's own."
     )
@@ -71,6 +94,11 @@ class Deployment(BaseModel):
 
     @model_validator(mode="after")
     def _check_dp(self) -> Self:
+        if self.attention_tp % self.decode_context_parallel and not self.tp % self.attention_dp:
+            raise ValueError(
+                f"decode_context_parallel is {self.decode_context_parallel}, which does not divide the "
+                f"{self.attention_tp} ranks that share attention; use a divisor"
+            )
         if self.tp % self.attention_dp:
             raise ValueError(
                 f"dp_attention is {self.dp_attention}, which does not divide tp {self.tp}; "
@@ -92,8 +120,20 @@ class Deployment(BaseModel):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of one stored key or value element."""
-        return 1 if self.kv_dtype.startswith("fp8") else 2
+        """Bytes of one stored key or value element, rounded up for fp4; `stored` is exact."""
+        return 2 if self.kv_dtype in (None, "bf16", "fp16") else 1
+
+    def stored(self, values: int) -> int:
+        """Bytes of a row of ``values`` in the KV dtype, with the scales that fp4 needs."""
+        if self.kv_dtype == "fp4_e2m1":
+            return -(-values // 2) + -(-values // _FP4_BLOCK)
+        return values * self.kv_bytes
+
+    def serving(self, model: ModelSpec) -> Deployment:
+        """Return this deployment of ``model``, with the KV dtype of its checkpoint unless one is set."""
+        if self.kv_dtype is not None:
+            return self
+        return self.model_copy(update={"kv_dtype": model.kv_dtype or "bf16"})
 
     def stages(self, num_layers: int) -> tuple[range, ...]:
         """Layers of each pipeline stage, split as SGLang and vLLM do.

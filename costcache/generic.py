@@ -6,7 +6,7 @@ those that another plugin leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -20,6 +20,12 @@ from costcache.records import PoolState
 from costcache.settings import PoolSettings
 
 __all__ = ["DEFAULTS"]
+
+
+@hookimpl
+def read_config(config: Mapping[str, Any]) -> ModelSpec | None:
+    """Read no config: the core does."""
+    return None
 
 
 @hookimpl

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from pydantic import BaseModel
 
     from costcache.cost import TokenCost
@@ -35,6 +38,7 @@ __all__ = [
     "hookspec",
     "match_model",
     "policies",
+    "read_config",
     "settings_model",
     "token_cost",
 ]
@@ -44,6 +48,22 @@ PROJECT = "costcache"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def read_config(config: Mapping[str, Any]) -> ModelSpec | None:
+    """Read a config that the core cannot read, or would read otherwise.
+
+    Called of every plugin before the core reads a config: a file, a folder, or what a server has loaded; not
+    a preset. If a plugin reads it, the core does not, and cannot refuse it.
+
+    Args:
+        config: The whole ``config.json``, as it is. Leave it unchanged.
+
+    Returns:
+        The model's architecture facts, built with ``ModelSpec(layers=...)``, or None for a config that is not
+        this plugin's. Two plugins that read the same config are an error that names both.
+    """
 
 
 @hookspec

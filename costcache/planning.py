@@ -7,14 +7,19 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from costcache.cost import TokenCost
+from costcache.cost import TokenCost, WindowLayout, sequence_bytes
 from costcache.deployment import Deployment
 from costcache.errors import PluginError, SettingsError
 from costcache.plugins import Architecture
 from costcache.records import PoolState
 from costcache.settings import Settings
 
-__all__ = ["FreeTarget", "Plan", "plan"]
+__all__ = ["SEQUENCE", "FreeTarget", "Plan", "SequenceLength", "plan"]
+
+SEQUENCE = 65_536
+"""Tokens of a sequence that `plan` assumes for a model with sliding windows."""
+
+_LENGTHS = (8_192, 32_768, 131_072)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,21 @@ class FreeTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceLength:
+    """What the length of sequences means for a model with sliding windows.
+
+    Attributes:
+        sequence: Tokens of each sequence.
+        tokens: Tokens that fit if windows have a pool of their own: the last window of each sequence.
+        one_pool_tokens: Tokens that fit in one pool of all layers.
+    """
+
+    sequence: int
+    tokens: int
+    one_pool_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The tokens and states that one rank's memory can cache.
 
@@ -48,8 +68,11 @@ class Plan:
         weights: Bytes of it that the cache cannot use: weights, activations, graphs.
         budget: Bytes for the cache.
         cost: Bytes of a token and of a state on one rank.
-        token_bytes: Bytes per cached token: KV and sliding-window pool together.
+        layout: Where sliding windows are assumed to be cached: in a pool of their own, or with the rest.
+        sequence: Tokens of a sequence, assumed where windows have their own pool.
+        token_bytes: Bytes per cached token, windows included; rounded up.
         tokens: Tokens that fit the budget, whole pages; None for a model without KV.
+        lengths: Tokens that fit with sequences of 8k, 32k and 128k; none without sliding windows.
         decompressed_token_bytes: Bytes per token if latent layers kept keys and values of every head.
         decompressed_tokens: Tokens that would fit then; None for a model without latent layers.
         states: State checkpoints that fit if the budget held nothing else; None without states.
@@ -64,6 +87,8 @@ class Plan:
     weights: int
     budget: int
     cost: TokenCost
+    layout: WindowLayout
+    sequence: int
     token_bytes: int
     tokens: int | None
     decompressed_token_bytes: int
@@ -71,12 +96,14 @@ class Plan:
     states: int | None
     state_tokens: int | None
     free_targets: tuple[FreeTarget, ...]
+    lengths: tuple[SequenceLength, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, arithmetic included."""
         values = {name: getattr(self, name) for name in self.__slots__}
         values["deployment"] = self.deployment.model_dump(mode="json")
         values["cost"] = self.cost.model_dump(mode="json")
+        values["lengths"] = [asdict(length) for length in self.lengths]
         values["free_targets"] = [asdict(target) for target in self.free_targets]
         return values
 
@@ -88,6 +115,8 @@ def plan(
     *,
     memory: int,
     weights: int,
+    sequence: int = SEQUENCE,
+    layout: WindowLayout = "own-pool",
 ) -> Plan:
     """Analyse one rank.
 
@@ -97,6 +126,8 @@ def plan(
         settings: Headroom, and the plugin's settings.
         memory: Bytes of accelerator memory on one rank.
         weights: Bytes of it that the cache cannot use.
+        sequence: Tokens of each sequence; matters for sliding windows in a pool of their own.
+        layout: Where the server keeps sliding windows.
 
     Raises:
         SettingsError: The budget is empty, or a setting is wrong.
@@ -108,11 +139,28 @@ def plan(
             f"memory is {memory:,} bytes and weights {weights:,}: nothing is left for the cache; "
             "give the memory of one rank, and the weights of one rank"
         )
+    if sequence < 1:
+        raise SettingsError(f"sequence is {sequence}; give the tokens of a sequence, 1 or more")
+    model = architecture.model
+    deployment = deployment.serving(model)
     cost = architecture.cost(deployment).token
     page = deployment.page_size
-    token_bytes = cost.kv_bytes + cost.swa_bytes
-    decompressed = cost.decompressed_kv_bytes + cost.swa_bytes
-    tokens = budget // token_bytes // page * page if token_bytes else None
+
+    def fitting(token: TokenCost, length: int, where: WindowLayout) -> tuple[int, int | None]:
+        """Bytes per token, rounded up, and the tokens that fit, in whole pages."""
+        size = sequence_bytes(model, deployment, token, length, where)
+        return -(-size // length), budget * length // size // page * page if size else None
+
+    token_bytes, tokens = fitting(cost, sequence, layout)
+    unpacked = cost.model_copy(update={"kv_bytes": cost.decompressed_kv_bytes})
+    decompressed, decompressed_tokens = fitting(unpacked, sequence, layout)
+    lengths = [
+        SequenceLength(
+            length, fitting(cost, length, "own-pool")[1] or 0, fitting(cost, length, "one-pool")[1] or 0
+        )
+        for length in _LENGTHS
+        if cost.swa_bytes
+    ]
     latent = architecture.model.has_latent
     return Plan(
         model=architecture.model.name,
@@ -122,12 +170,15 @@ def plan(
         weights=weights,
         budget=budget,
         cost=cost,
+        layout=layout,
+        sequence=sequence,
         token_bytes=token_bytes,
         tokens=tokens,
         decompressed_token_bytes=decompressed,
-        decompressed_tokens=budget // decompressed // page * page if latent else None,
+        decompressed_tokens=decompressed_tokens if latent else None,
         states=budget // cost.state_bytes if cost.state_bytes else None,
         state_tokens=cost.state_bytes // token_bytes if cost.state_bytes and token_bytes else None,
+        lengths=tuple(lengths),
         free_targets=() if tokens is None else tuple(_free_targets(architecture, settings, tokens, page)),
     )
 

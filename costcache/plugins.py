@@ -13,9 +13,11 @@ import functools
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import pluggy
@@ -93,6 +95,7 @@ class Architecture:
             PluginError: If the plugin's ``token_cost`` raised or did not return a ``TokenCost``.
         """
         try:
+            deployment = deployment.serving(self.model)
             token = self.token_cost(self.model, deployment)
         except CostcacheError:
             raise  # the deployment's fault, not the plugin's, with its own message
@@ -259,6 +262,62 @@ class PluginManager:
         logger.warning("plugin %r (%s) is skipped: %s", plugin, source, reason)
 
     # -- architecture plugins ----------------------------------------------------------------
+
+    def read(
+        self, config: str | os.PathLike[str] | Mapping[str, Any] | object, name: str | None = None
+    ) -> ModelSpec:
+        """Read a config: by the plugin that claims it with ``read_config``, else as the core does.
+
+        Takes what `ModelSpec.from_config` takes. A plugin whose ``read_config`` raises, or answers anything
+        but None or a ModelSpec, is reported and passed over.
+
+        Raises:
+            ConfigError: If no plugin reads the config, and neither does the core.
+            PluginError: If two plugins read it.
+        """
+        from costcache.model.spec import ModelSpec, load_config
+
+        data, _, found = load_config(config)
+        read: dict[str, ModelSpec] = {}
+        for impl in self.pm.hook.read_config.get_hookimpls():
+            spec = self._reading(impl.plugin_name, data)
+            if spec is not None:
+                read[impl.plugin_name] = spec
+        if not read:
+            return ModelSpec.from_config(config, name)
+        if len(read) > 1:
+            names = " and ".join(repr(plugin) for plugin in sorted(read))
+            raise PluginError(f"plugins {names} read the same config: uninstall one of them")
+        (spec,) = read.values()
+        given = name or found
+        return spec.model_copy(update={"name": given}) if given else spec
+
+    def resolve(self, name_or_path: str | os.PathLike[str]) -> ModelSpec:
+        """Return a preset by name, or read a config by path, plugins first.
+
+        Raises:
+            ConfigError: If it is neither, or cannot be read.
+            PluginError: If two plugins read it.
+        """
+        from costcache.model import ModelSpec
+
+        text = os.fspath(name_or_path)
+        if text.strip() and Path(text).exists():
+            return self.read(text)
+        return ModelSpec.resolve(text)
+
+    def _reading(self, name: str, config: Mapping[str, Any]) -> ModelSpec | None:
+        from costcache.model import ModelSpec
+
+        try:
+            spec: Any = self._bound(name, "read_config", generic.read_config)(config)
+        except Exception as error:
+            self._failed(name, self._sources[name], f"read_config raised {error!r}")
+            return None
+        if spec is None or isinstance(spec, ModelSpec):
+            return spec
+        self._failed(name, self._sources[name], f"read_config answered {spec!r}, not a ModelSpec or None")
+        return None
 
     def match(self, model: ModelSpec) -> Architecture:
         """Return the plugin with the most specific claim on ``model``, its hooks bound.

@@ -373,9 +373,9 @@ def presets_page(plugins: PluginManager) -> Iterator[str]:
     yield "from its `config.json`. Bytes are per token (or per state) of the whole model, tp 1; a token at"
     yield "depth L* costs as much in attention as in all else: see"
     yield from ("[models](../explanation/models.md).", "")
-    columns = "Preset, Plugin, Cached layers, Active params, KV B/token bf16, fp8_e4m3, "
+    columns = "Preset, Plugin, Cached layers, Active params, KV B/token bf16, fp8_e4m3, Windows B/token, "
     yield f"| {' | '.join((columns + 'State B, Ratio, L* tokens').split(', '))} |"
-    yield "|---|---|---|--:|--:|--:|--:|--:|--:|"
+    yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|"
     for name in ModelSpec.presets():
         spec = ModelSpec.preset(name)
         match = plugins.match(spec)
@@ -385,10 +385,11 @@ def presets_page(plugins: PluginManager) -> Iterator[str]:
             label = getattr(layer, "variant", layer.kind.replace("_attention", ""))
             kinds[label] = kinds.get(label, 0) + 1
         layers = " + ".join(f"{count} {label}" for label, count in kinds.items())
+        windows = f"{cost.token.swa_bytes:,}" if cost.token.swa_bytes else "-"
         state = f"{cost.token.state_bytes:,}" if cost.token.state_bytes else "-"
         yield (
             f"| `{name}` | {match.name} | {layers} | {spec.active_params / 1e9:.1f} B | "
-            f"{cost.token.kv_bytes:,} | {narrow.token.kv_bytes:,} | {state} | "
+            f"{cost.token.kv_bytes:,} | {narrow.token.kv_bytes:,} | {windows} | {state} | "
             f"{cost.token.compression_ratio:.1f} | {cost.crossover_tokens:,.0f} |"
         )
     yield from ("", "## Other names", "", "Models with exactly the same dimensions:", "")

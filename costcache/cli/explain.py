@@ -78,7 +78,6 @@ def explain(
     table shows tokens seen and the share of them reused; tokens hit; tokens evicted, and those regretted,
     which a later request asked for; their median age at eviction; and what the class is worth at the end.
     """
-    from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
     from costcache.report.files import check_distinct, check_folder, write_whole
     from costcache.sim.engine import Simulator
@@ -96,8 +95,8 @@ def explain(
         check_folder("--save-tables", tables)
     check_distinct([trace_path, reading.retime], {"--plot": plot, "--save-tables": tables})
     size = parse_capacity(options.capacity)
-    model = ModelSpec.resolve(model_name)
     plugins = get_plugins()
+    model = plugins.resolve(model_name)
     own = replay.own_settings([options.policy], plugins.policy_name(PROJECT, plugins.match(model)))
     chosen = with_own_settings(settings, options.policy, own)
     # Before the trace is read, which may take long.

@@ -54,7 +54,9 @@ def models(deployment: Deployment, as_json: bool) -> None:
         return
     out = console()
     ranks = f", attention over {deployment.attention_tp} of them" if deployment.attention_dp > 1 else ""
-    say(out, f"{deployment.kv_dtype}, tp {deployment.tp}{ranks}, pp {deployment.pp}; bytes per rank")
+    say(
+        out, f"{deployment.kv_dtype or 'bf16'}, tp {deployment.tp}{ranks}, pp {deployment.pp}; bytes per rank"
+    )
     say(out)
     table = new_table(
         "model",

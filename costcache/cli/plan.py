@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 from click.core import ParameterSource
@@ -20,6 +20,9 @@ from costcache.errors import SettingsError
 from costcache.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from costcache.model import ModelSpec
     from costcache.planning import Plan
     from costcache.sim.ratio import RatioFit
 
@@ -32,6 +35,16 @@ class PlanOptions(Options):
     memory: str = Field(description="Accelerator memory of one rank, such as 80GiB.")
     weights: str = Field(
         "0B", description="Memory of one rank that is not for the cache: weights, activations, graphs."
+    )
+    sequence: int = Field(
+        65_536,
+        ge=1,
+        description="Sliding windows: tokens of each sequence, which caches its last window and no more.",
+    )
+    window_layout: Literal["own-pool", "one-pool"] = Field(
+        "own-pool",
+        description="Sliding windows: a pool of their own (SGLang, vLLM), or one pool in which every layer "
+        "caches every token.",
     )
     assignments: tuple[str, ...] = Field(
         (),
@@ -57,7 +70,7 @@ class PlanOptions(Options):
 )
 @model_options(Settings, "settings", "headroom")
 @trace_options
-@deployment_options("page_size")
+@deployment_options("page_size", "index_dtype", "draft_layers", "decode_context_parallel")
 @json_option
 def plan(
     model_name: str,
@@ -71,7 +84,6 @@ def plan(
 
     With a trace, also find how a hybrid model's memory is best divided between states and KV.
     """
-    from costcache.model import ModelSpec
     from costcache.planning import plan as analyse
     from costcache.plugins import get_plugins
     from costcache.sizes import parse_bytes
@@ -85,13 +97,16 @@ def plan(
         if where != "architecture" or not field:
             raise SettingsError(f"--set {text!r} is not architecture.FIELD=VALUE")
         own[field] = value
-    model = ModelSpec.resolve(model_name)
+    plugins = get_plugins()
+    model = plugins.resolve(model_name)
     result = analyse(
-        get_plugins().match(model),
+        plugins.match(model),
         deployment,
         settings.model_copy(update={"architecture": own}),
         memory=parse_bytes(options.memory, "--memory"),
         weights=parse_bytes(options.weights, "--weights"),
+        sequence=options.sequence,
+        layout=options.window_layout,
     )
     fit = None
     if options.trace is not None:
@@ -106,7 +121,7 @@ def plan(
     if as_json:
         echo_json(result.as_dict() | ({} if fit is None else {"ratios": fit.as_dict()}))
     else:
-        _print(result)
+        _print(result, model)
         if fit is not None:
             _print_fit(fit)
 
@@ -120,7 +135,33 @@ def _refuse_without_trace(*names: str) -> None:
             raise SettingsError(f"{option} applies to a replay: give --trace FILE, or leave it out")
 
 
-def _print(result: Plan) -> None:
+def _assumed(result: Plan, model: ModelSpec) -> Iterator[str]:
+    """What the figures take for granted, where a server may do otherwise."""
+    served = result.deployment
+    if model.kv_dtype is not None:
+        other = (
+            ""
+            if served.kv_dtype == model.kv_dtype
+            else f"; the checkpoint's quantisation says {model.kv_dtype}"
+        )
+        yield f"KV cache in {served.kv_dtype}{other or ', as the checkpoint asks for'}"
+    indexed = [x for x in model.layers if getattr(x, "index_head_dim", None) is not None]
+    if indexed:
+        yield f"index keys in {served.index_dtype or 'the dtype that servers use'}"
+    if served.draft_layers or model.draft_layers:
+        yield f"{served.draft_layers} draft layer(s) counted; the checkpoint has {model.draft_layers}"
+    if served.decode_context_parallel > 1:
+        yield f"{served.decode_context_parallel} ranks share out the tokens of the context"
+    if result.cost.swa_bytes:
+        where = "in one pool with the rest: every layer caches every token"
+        if result.layout == "own-pool":
+            where = (
+                f"in a pool of their own: each sequence of {result.sequence:,} tokens caches its last window"
+            )
+        yield f"windows {where}"
+
+
+def _print(result: Plan, model: ModelSpec) -> None:
     line, cost, served = functools.partial(say, console()), result.cost, result.deployment
 
     alone = ", if no states are cached" if result.states is not None else ""
@@ -129,6 +170,8 @@ def _print(result: Plan) -> None:
         f"attention over {served.attention_tp} rank(s), pp {served.pp}, pages of {served.page_size}; "
         "all figures per rank"
     )
+    for assumption in _assumed(result, model):
+        line(f"assumed   {assumption}")
     line()
     line(f"budget    {result.memory:,} - {result.weights:,} = {result.budget:,} B ({_gib(result.budget)})")
     for term in cost.terms:
@@ -145,6 +188,11 @@ def _print(result: Plan) -> None:
             f"{result.decompressed_tokens:,} tokens if keys and values were cached decompressed"
         )
         line(f"          compression ratio {cost.compression_ratio:.1f} (over the whole model)")
+    for length in result.lengths:
+        line(
+            f"          sequences of {length.sequence:>7,}: {length.tokens:,} tokens with windows in their "
+            f"own pool, {length.one_pool_tokens:,} in one pool"
+        )
     if result.states is not None:
         line(
             f"states    {result.budget:,} / {cost.state_bytes:,} = {result.states:,} states, "

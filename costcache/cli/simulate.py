@@ -113,7 +113,6 @@ def simulate(
     TRACE is a file of any format that 'costcache trace info' reads, or - for standard input. Prompts are
     cached in whole pages. Requests run one at a time unless --serving is given.
     """
-    from costcache.model import ModelSpec
     from costcache.plugins import get_plugins
     from costcache.report.files import check_distinct, check_outputs
     from costcache.sim.engine import OFFLINE, Simulator
@@ -127,8 +126,8 @@ def simulate(
     check_distinct([trace_path, reading.retime], {"--report": options.report, "--plot": options.plot})
     names = split_commas(options.policies, "--policy")
     sizes = [parse_capacity(size) for size in split_commas(options.capacities, "--capacity")]
-    model = ModelSpec.resolve(model_name)
     plugins = get_plugins()
+    model = plugins.resolve(model_name)
     architecture = plugins.match(model)
     own = replay.own_settings(names, plugins.policy_name(PROJECT, architecture))
     by_policy = {name: with_own_settings(settings, name, own) for name in names}

@@ -12,6 +12,7 @@ from costcache.cost.layers import (
     PoolName,
     attention_flops,
     attention_kv_bytes,
+    compressed_kv_bytes,
     decompressed_latent_bytes,
     latent_kv_bytes,
     layer_bytes,
@@ -19,6 +20,7 @@ from costcache.cost.layers import (
 )
 from costcache.cost.model import CostModel
 from costcache.cost.token import CostTerm, TokenCost, token_cost
+from costcache.cost.windows import WindowLayout, sequence_bytes
 
 __all__ = [
     "AttentionFlops",
@@ -27,11 +29,14 @@ __all__ = [
     "LayerBytes",
     "PoolName",
     "TokenCost",
+    "WindowLayout",
     "attention_flops",
     "attention_kv_bytes",
+    "compressed_kv_bytes",
     "decompressed_latent_bytes",
     "latent_kv_bytes",
     "layer_bytes",
+    "sequence_bytes",
     "state_bytes",
     "token_cost",
 ]

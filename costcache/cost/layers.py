@@ -9,7 +9,14 @@ from typing import Literal, NamedTuple
 
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
-from costcache.model import FullAttention, LatentAttention, LayerSpec, SlidingWindow, StateSpace
+from costcache.model import (
+    CompressedAttention,
+    FullAttention,
+    LatentAttention,
+    LayerSpec,
+    SlidingWindow,
+    StateSpace,
+)
 
 __all__ = [
     "AttentionFlops",
@@ -17,6 +24,7 @@ __all__ = [
     "PoolName",
     "attention_flops",
     "attention_kv_bytes",
+    "compressed_kv_bytes",
     "decompressed_latent_bytes",
     "latent_kv_bytes",
     "layer_bytes",
@@ -28,6 +36,12 @@ PoolName = Literal["kv", "swa", "state"]
 # DeepSeek's scaled fp8 layout: one fp32 scale per 128 values (SGLang 0.5.23, DSA pool).
 _SCALE_BLOCK = 128
 _SCALE_BYTES = 4
+# DeepSeek-V4's: one byte of scale per 64 values, the row padded to 8 bytes (SGLang 0.5.23's pool of
+# 448 + 64 values: 448 + 7 + 1 + 2 x 64 = 584 bytes).
+_V4_SCALE_BLOCK = 64
+_V4_ALIGN = 8
+# An index key in fp4: a byte of scale per 32 values.
+_FP4_INDEX_BLOCK = 32
 _STATE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -55,13 +69,28 @@ class AttentionFlops(NamedTuple):
 def attention_kv_bytes(layer: FullAttention | SlidingWindow, deployment: Deployment) -> int:
     """Bytes per token and rank of an MHA, GQA or sliding-window layer.
 
-    ``max(1, kv_heads / tp) x (head_dim + v_head_dim) x element``; 0 if the layer shares an earlier
-    layer's K/V. Raises `SettingsError` if the heads cannot be divided over the ranks.
+    ``max(1, kv_heads / tp) x (head_dim + v_head_dim) x element``, plus a sparse layer's index key; 0 if
+    the layer shares an earlier layer's K/V. Raises `SettingsError` if the heads cannot be divided over the
+    ranks.
     """
     if layer.kv_shared:
         return 0
     heads = _heads_per_rank(layer.kv_heads, deployment, "KV heads")
-    return heads * (layer.head_dim + layer.v_head_dim) * deployment.kv_bytes
+    row = deployment.stored(layer.head_dim) + deployment.stored(layer.v_head_dim)
+    if isinstance(layer, SlidingWindow):
+        return heads * row
+    return _shared_out(heads * row + _index_bytes(layer, deployment), layer.kv_heads, deployment)
+
+
+def compressed_kv_bytes(layer: CompressedAttention, deployment: Deployment) -> int:
+    """Bytes per token and rank of a compressed layer, or of the window beside it.
+
+    Every rank keeps all latents, one per ``ratio`` tokens, and index keys as rarely; rounded up to a byte.
+    In fp8_e4m3 a latent is stored as DeepSeek-V4 does: a byte of scale per 64 values in front of the rotary
+    ones, which stay in bf16 (584 bytes for 448 + 64).
+    """
+    row = -(-_compressed_row_bytes(layer, deployment) // layer.ratio) + _index_bytes(layer, deployment)
+    return row if layer.window is not None else _shared_out(row, 1, deployment)
 
 
 def latent_kv_bytes(layer: LatentAttention, deployment: Deployment) -> int:
@@ -69,17 +98,20 @@ def latent_kv_bytes(layer: LatentAttention, deployment: Deployment) -> int:
 
     Every attention rank keeps a full copy: nothing is divided. A DSA layer in fp8_e4m3 uses
     DeepSeek's scaled layout: the latent in fp8, an fp32 scale per 128 values, the rotary key in
-    bf16 (656 bytes for 512/64). Its index key is fp8 with a scale, whatever the KV dtype.
-    Raises `SettingsError` if the scaled layout does not fit the latent.
+    bf16 (656 bytes for 512/64). Its index key is fp8 with a scale, whatever the KV dtype, unless
+    the deployment says otherwise. Raises `SettingsError` if the scaled layout does not fit the latent.
     """
-    return _latent_row_bytes(layer, deployment) + _index_bytes(layer)
+    row = _latent_row_bytes(layer, deployment) + _index_bytes(layer, deployment)
+    return row if layer.window is not None else _shared_out(row, 1, deployment)
 
 
-def decompressed_latent_bytes(layer: LatentAttention, deployment: Deployment) -> int:
+def decompressed_latent_bytes(layer: LatentAttention | CompressedAttention, deployment: Deployment) -> int:
     """Bytes per token and rank if every head's key and value were cached, including the index key."""
+    if isinstance(layer, LatentAttention) and layer.kv_shared:
+        return _index_bytes(layer, deployment)
     heads = _heads_per_rank(layer.heads, deployment, "attention heads")
     per_head = layer.decompressed_dim // layer.heads
-    return heads * per_head * deployment.kv_bytes + _index_bytes(layer)
+    return deployment.stored(heads * per_head) + _index_bytes(layer, deployment)
 
 
 def state_bytes(layer: StateSpace, deployment: Deployment) -> int:
@@ -110,14 +142,22 @@ def layer_bytes(layer: LayerSpec, deployment: Deployment) -> LayerBytes:
         return LayerBytes("state", layer.variant, formula, state_bytes(layer, deployment))
     if isinstance(layer, LatentAttention):
         formula, label = _latent_formula(layer, deployment)
-        return LayerBytes("kv", label, formula, latent_kv_bytes(layer, deployment))
+        pool: PoolName = "kv" if layer.window is None else "swa"
+        return LayerBytes(pool, label, formula, latent_kv_bytes(layer, deployment))
+    if isinstance(layer, CompressedAttention):
+        formula, label = _compressed_formula(layer, deployment)
+        pool = "kv" if layer.window is None else "swa"
+        return LayerBytes(pool, label, formula, compressed_kv_bytes(layer, deployment))
     sliding = isinstance(layer, SlidingWindow)
     size = attention_kv_bytes(layer, deployment)
     formula = "K/V of an earlier layer"
     if not layer.kv_shared:
         heads = _heads_per_rank(layer.kv_heads, deployment, "KV heads")
-        formula = f"{heads}·({layer.head_dim} + {layer.v_head_dim})·{deployment.kv_bytes} B"
+        values = f"{heads}·({layer.head_dim} + {layer.v_head_dim})"
+        formula = _stored(values, deployment) + _index_formula(layer, deployment)
     label = f"sliding window of {layer.window}" if isinstance(layer, SlidingWindow) else "attention"
+    if isinstance(layer, FullAttention) and layer.index_topk is not None:
+        label = "sparse attention"
     return LayerBytes("swa" if sliding else "kv", label, formula, size)
 
 
@@ -126,22 +166,38 @@ def attention_flops(layer: LayerSpec, absorbed: bool = False) -> AttentionFlops:
 
     Scores and weighted values: ``2 x heads x (key width + value width)``. Latent attention is counted
     unabsorbed (keys and values decompressed, as prefill runs it) unless ``absorbed`` (attention on
-    the latents themselves). A DSA layer scores the context with its indexer and attends to
-    ``index_topk`` tokens, always on latents, as DeepSeek-V3.2's sparse kernels do.
+    the latents themselves). A sparse layer scores the context with its indexer, once per
+    ``index_pool`` tokens, and attends to ``index_topk`` tokens; a DSA layer always on latents, as
+    DeepSeek-V3.2's sparse kernels do. Compressed attention sees one latent per ``ratio`` tokens.
     Recurrent layers cost nothing per token of context.
     """
     if isinstance(layer, StateSpace):
         return AttentionFlops(0.0)
     if isinstance(layer, LatentAttention):
         on_latents = 2.0 * layer.heads * (layer.latent_dim + layer.kv_lora_rank)
+        if layer.index_topk is not None:
+            return AttentionFlops(_index_flops(layer), on_latents, layer.index_topk)
+        dense = on_latents if absorbed else 2.0 * layer.decompressed_dim
+        return AttentionFlops(dense) if layer.window is None else AttentionFlops(0.0, dense, layer.window)
+    if isinstance(layer, CompressedAttention):
+        flops = 2.0 * layer.decompressed_dim / layer.ratio
+        if layer.window is not None:
+            return AttentionFlops(0.0, flops, layer.window)
         if layer.index_topk is None:
-            return AttentionFlops(on_latents if absorbed else 2.0 * layer.decompressed_dim)
-        indexer = 2.0 * (layer.index_heads or 0) * (layer.index_head_dim or 0)
-        return AttentionFlops(indexer, on_latents, layer.index_topk)
+            return AttentionFlops(flops)
+        # The selection counts latents, each of which stands for ``ratio`` tokens.
+        return AttentionFlops(_index_flops(layer), flops, layer.index_topk * layer.ratio)
     flops = 2.0 * layer.heads * (layer.head_dim + layer.v_head_dim)
     if isinstance(layer, SlidingWindow):
         return AttentionFlops(0.0, flops, layer.window)
+    if layer.index_topk is not None:
+        return AttentionFlops(_index_flops(layer), flops, layer.index_topk)
     return AttentionFlops(flops)
+
+
+def _index_flops(layer: FullAttention | LatentAttention | CompressedAttention) -> float:
+    """FLOPs per token of context that an indexer takes to score it."""
+    return 2.0 * (layer.index_heads or 0) * (layer.index_head_dim or 0) / layer.index_pool
 
 
 def _heads_per_rank(heads: int, deployment: Deployment, what: str) -> int:
@@ -155,9 +211,26 @@ def _heads_per_rank(heads: int, deployment: Deployment, what: str) -> int:
     return max(1, heads // ranks)
 
 
+def _shared_out(row: int, kv_heads: int, deployment: Deployment) -> int:
+    """Bytes of a token on one rank if the ranks with the same KV heads share out the tokens.
+
+    That is decode context parallelism; windows stay whole. Rounded up to a byte.
+    """
+    ways = deployment.decode_context_parallel
+    copies = max(1, deployment.attention_tp // kv_heads)
+    if copies % ways:
+        raise SettingsError(
+            f"decode_context_parallel is {ways}, and {deployment.attention_tp} attention ranks hold each of "
+            f"{kv_heads} KV heads {copies} times; use a divisor of {copies}"
+        )
+    return -(-row // ways)
+
+
 def _latent_row_bytes(layer: LatentAttention, deployment: Deployment) -> int:
+    if layer.kv_shared:
+        return 0
     if not _scaled(layer, deployment):
-        return layer.latent_dim * deployment.kv_bytes
+        return deployment.stored(layer.latent_dim)
     blocks, rest = divmod(layer.kv_lora_rank, _SCALE_BLOCK)
     if rest:
         raise SettingsError(
@@ -171,22 +244,78 @@ def _scaled(layer: LatentAttention, deployment: Deployment) -> bool:
     return layer.index_topk is not None and deployment.kv_dtype == "fp8_e4m3"
 
 
-def _index_bytes(layer: LatentAttention) -> int:
-    if layer.index_head_dim is None:
+def _compressed_row_bytes(layer: CompressedAttention, deployment: Deployment) -> int:
+    plain = layer.head_dim - layer.rope_head_dim
+    if deployment.kv_dtype != "fp8_e4m3":
+        return deployment.stored(layer.head_dim)
+    packed = plain + -(-plain // _V4_SCALE_BLOCK)
+    return packed + -packed % _V4_ALIGN + 2 * layer.rope_head_dim
+
+
+def _index_bytes(
+    layer: FullAttention | SlidingWindow | LatentAttention | CompressedAttention, deployment: Deployment
+) -> int:
+    """Bytes per token of a layer's index key: fp8 with scales beside latents, else in the KV dtype."""
+    if isinstance(layer, SlidingWindow) or layer.index_head_dim is None:
         return 0
-    return layer.index_head_dim + -(-layer.index_head_dim // _SCALE_BLOCK) * _SCALE_BYTES
+    return -(-_index_row(layer, deployment) // layer.index_pool)
+
+
+def _index_row(layer: FullAttention | LatentAttention | CompressedAttention, deployment: Deployment) -> int:
+    width = layer.index_head_dim or 0
+    dtype = deployment.index_dtype
+    if dtype is None:
+        if isinstance(layer, FullAttention):
+            return deployment.stored(width)
+        dtype = "fp8"
+    if dtype == "bf16":
+        return 2 * width
+    if dtype == "fp4":
+        return -(-width // 2) + -(-width // _FP4_INDEX_BLOCK)
+    return width + -(-width // _SCALE_BLOCK) * _SCALE_BYTES
+
+
+def _stored(values: str, deployment: Deployment) -> str:
+    if deployment.kv_dtype == "fp4_e2m1":
+        return f"{values}·(1/2 + 1/16) B"
+    return f"{values}·{deployment.kv_bytes} B"
+
+
+def _index_formula(
+    layer: FullAttention | SlidingWindow | LatentAttention | CompressedAttention, deployment: Deployment
+) -> str:
+    if isinstance(layer, SlidingWindow) or layer.index_head_dim is None:
+        return ""
+    row = _index_row(layer, deployment)
+    text = f"{row} B"
+    if row > layer.index_head_dim and deployment.index_dtype in (None, "fp8"):
+        extra = row - layer.index_head_dim
+        text = f"({layer.index_head_dim} + {extra}) B" if extra < layer.index_head_dim else text
+    per = f" / {layer.index_pool}" if layer.index_pool > 1 else ""
+    return f" + index {text}{per}"
 
 
 def _latent_formula(layer: LatentAttention, deployment: Deployment) -> tuple[str, str]:
     rank, rope = layer.kv_lora_rank, layer.qk_rope_head_dim
-    formula = f"({rank} + {rope})·{deployment.kv_bytes} B"
+    if layer.kv_shared:
+        return f"latents of an earlier layer{_index_formula(layer, deployment)}", "latent attention"
+    formula = _stored(f"({rank} + {rope})", deployment)
     if _scaled(layer, deployment):
         scales = rank // _SCALE_BLOCK
         formula = f"{rank}·1 B + {scales} scales·{_SCALE_BYTES} B + {rope}·2 B"
-    if layer.index_head_dim is None:
-        return formula, "latent attention"
-    index = layer.index_head_dim
-    return f"{formula} + index ({index} + {_index_bytes(layer) - index}) B", "latent attention, DSA"
+    label = "latent attention" if layer.window is None else f"latent attention, window of {layer.window}"
+    if layer.index_topk is not None:
+        label = f"{label}, DSA"
+    return formula + _index_formula(layer, deployment), label
+
+
+def _compressed_formula(layer: CompressedAttention, deployment: Deployment) -> tuple[str, str]:
+    row = _compressed_row_bytes(layer, deployment)
+    formula = f"{row} B" if layer.ratio == 1 else f"{row} B / {layer.ratio}"
+    label = f"compressed attention, 1 latent per {layer.ratio} tokens"
+    if layer.window is not None:
+        label = f"latents of the last {layer.window} tokens"
+    return formula + _index_formula(layer, deployment), label
 
 
 def _state_values(layer: StateSpace, deployment: Deployment) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from costcache.cost.layers import attention_flops
 from costcache.cost.token import TokenCost, token_cost
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
-from costcache.model import ModelSpec, SlidingWindow
+from costcache.model import ModelSpec
 
 __all__ = ["CostModel"]
 
@@ -44,7 +44,7 @@ class CostModel(BaseModel):
 
         Raises `SettingsError` if the deployment does not fit the model.
         """
-        deployment = deployment or Deployment()
+        deployment = (deployment or Deployment()).serving(spec)
         token = token_cost(spec, deployment)
         return cls(spec=spec, deployment=deployment, token=token, absorbed=absorbed)
 
@@ -77,7 +77,7 @@ class CostModel(BaseModel):
 
     @cached_property
     def _longest_window(self) -> int:
-        return max((x.window for x in self.spec.layers if isinstance(x, SlidingWindow)), default=0)
+        return max((getattr(x, "window", None) or 0 for x in self.spec.layers), default=0)
 
     def recompute_flops(self, start: N, stop: N) -> N:
         """FLOPs to compute tokens [start, stop) of a sequence whose first ``start`` are cached.

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 
 from costcache.cost.layers import LayerBytes, PoolName, decompressed_latent_bytes, layer_bytes
 from costcache.deployment import Deployment
-from costcache.model import LatentAttention, LayerSpec, ModelSpec
+from costcache.errors import SettingsError
+from costcache.model import CompressedAttention, LatentAttention, LayerSpec, ModelSpec
 
 __all__ = ["CostTerm", "TokenCost", "token_cost"]
 
@@ -57,14 +58,25 @@ def token_cost(spec: ModelSpec, deployment: Deployment) -> TokenCost:
     """Bytes of a token and of a state of ``spec``, on the rank where they take most.
 
     With pipeline stages each pool is counted on the stage that holds most of it, since that stage
-    fits the fewest tokens. Raises `SettingsError` if the deployment does not fit the model.
+    fits the fewest tokens. Draft layers, if the deployment serves any, are on the last stage.
+    Raises `SettingsError` if the deployment does not fit the model.
     """
+    deployment = deployment.serving(spec)
     ranges = deployment.stages(spec.num_layers)
     stage_of = {index: number for number, stage in enumerate(ranges) for index in stage}
     stages: list[dict[PoolName, list[LayerSpec]]] = [{"kv": [], "swa": [], "state": []} for _ in ranges]
     cached = {layer: layer_bytes(layer, deployment) for layer in dict.fromkeys(spec.layers)}
     for index, layer in zip(spec.layer_ids, spec.layers, strict=True):
         stages[stage_of[index]][cached[layer].pool].append(layer)
+
+    draft = spec.draft_layer if deployment.draft_layers else None
+    if deployment.draft_layers and draft is None:
+        raise SettingsError(
+            f"draft_layers is {deployment.draft_layers}, and {spec.name!r} has no attention for them; use 0"
+        )
+    if draft is not None:  # beside the model's last layers
+        cached[draft] = layer_bytes(draft, deployment)
+        stages[-1][cached[draft].pool] += [draft] * deployment.draft_layers
 
     totals: dict[PoolName, int] = {}
     largest: dict[PoolName, list[LayerSpec]] = {}
@@ -96,6 +108,6 @@ def token_cost(spec: ModelSpec, deployment: Deployment) -> TokenCost:
 
 
 def _decompressed(layer: LayerSpec, cached: LayerBytes, deployment: Deployment) -> int:
-    if isinstance(layer, LatentAttention):
+    if isinstance(layer, LatentAttention | CompressedAttention):
         return decompressed_latent_bytes(layer, deployment)
     return cached.bytes

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from costcache.model.layers import (
         AttentionLayer,
+        CompressedAttention,
         FullAttention,
+        KVDtype,
         LatentAttention,
         LayerSpec,
         SlidingWindow,
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttentionLayer",
+    "CompressedAttention",
     "FullAttention",
+    "KVDtype",
     "LatentAttention",
     "LayerSpec",
     "ModelSpec",

@@ -6,36 +6,106 @@ from typing import Literal, NamedTuple
 
 from costcache.model.fields import MAX_LAYERS, Fields
 
-__all__ = ["Block", "read_blocks"]
+__all__ = ["EXPERTS", "Block", "is_compressed", "read_blocks"]
 
-Mixer = Literal["full", "sliding", "state"]
+Mixer = Literal["full", "sliding", "indexed", "compressed", "state"]
 Ffn = Literal["none", "dense", "moe"]
 
 
 class Block(NamedTuple):
-    """One numbered layer: its token mixers (Falcon-H1 has two in parallel) and its feed-forward part."""
+    """One numbered layer: its token mixers (Falcon-H1 has two in parallel) and its feed-forward part.
+
+    ``ratio`` is the tokens per latent of a "compressed" mixer.
+    """
 
     mixers: tuple[Mixer, ...]
     ffn: Ffn
+    ratio: int = 1
 
 
 _MIXERS: dict[str, tuple[Mixer, ...]] = {
     "attention": ("full",),
     "chunked_attention": ("sliding",),
     "conv": ("state",),
-    "deepseek_sparse_attention": ("full",),
+    "deepseek_sparse_attention": ("indexed",),
     "full_attention": ("full",),
-    "indexed_attention": ("full",),
+    "hybrid": ("full", "state"),
+    "indexed_attention": ("indexed",),
     "linear_attention": ("state",),
     "mamba": ("state",),
     "mamba2": ("state",),
+    "minimax_m3_sparse": ("indexed",),
     "mlp": (),
     "moe": (),
+    "qwen_sparse_attention": ("indexed",),
     "sliding_attention": ("sliding",),
 }
+# Layers that keep a window of latents, and compressed ones of the whole context (DeepSeek-V4): the
+# field with the tokens per latent, and the usual number.
+_COMPRESSED = {
+    "sliding_attention": ("", 0),
+    "compressed_sparse_attention": ("compress_rate_csa", 4),
+    "heavily_compressed_attention": ("compress_rate_hca", 128),
+}
+EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+"""Names of the number of routed experts."""
+
+_FFNS: dict[str, Ffn] = {"dense": "dense", "sparse": "moe", "moe": "moe", "hash_moe": "moe"}
+# Numbers of dense layers before the expert layers, and fields that a list of the layers makes moot.
+_FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", "moe_layer_num_skipped")
+_PLACEMENT = (
+    *_FIRST,
+    "decoder_sparse_step",
+    "expert_layer_offset",
+    "expert_layer_period",
+    "interleave_moe_layer_step",
+    "mlp_only_layers",
+    "moe_every_n_layer",
+    "moe_layer_end_index",
+    "moe_layer_freq",
+    "moe_layer_interval",
+    "moe_layers",
+    "moe_layers_enum",
+    "mtp_mlp_layer_types",
+)
+# MiniMax-M3's indexer, which only layers listed as sparse have.
+_INDEXER = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")
+# Fields that describe which layers slide or keep states; a list of the layers makes them moot.
+_LAYOUT = (
+    "attention_chunk_size",
+    "attn_layer_indices",
+    "attn_layer_offset",
+    "attn_layer_period",
+    "attn_type_list",
+    "full_attention_interval",
+    "full_attn_idxs",
+    "global_attn_every_n_layers",
+    "local_attention",
+    "prefix_dense_sliding_window_pattern",
+    "hybrid_layer_ids",
+    "hybrid_layer_pattern",
+    "max_window_layers",
+    "mtp_layer_types",
+    "no_rope_layer_interval",
+    "no_rope_layers",
+    "num_attn_layers",
+    "sliding_window",
+    "sliding_window_pattern",
+    "_sliding_window_pattern",
+    "sliding_window_size",
+    "use_sliding_window",
+)
 _NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _PURE_STATE = ("falcon_mamba", "mamba", "mamba2")
-_STATE_FIELDS = ("linear_num_value_heads", "mamba_d_state", "mamba_n_heads", "mamba_num_heads")
+_STATE_FIELDS = (
+    "conv_L_cache",
+    "linear_num_value_heads",
+    "linear_num_heads",
+    "mamba_d_state",
+    "mamba_n_heads",
+    "mamba_num_heads",
+    "n_mamba_heads",
+)
 # Families whose sliding window is off unless use_sliding_window turns it on.
 _WINDOW_OPT_IN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
@@ -45,9 +115,20 @@ def read_blocks(fields: Fields) -> list[Block]:
 
     Raises `ConfigError` for an unknown layer kind, or a list that does not match the number of layers.
     """
+    fields.agree("num_hidden_layers", "n_layer", "n_layers")
+    if is_compressed(fields):
+        return _compressed_blocks(fields)
     named = _named_layers(fields)
     if named is not None:
         count = len(named)
+        if not fields.has("hybrid_override_pattern"):
+            stated = fields.optional_integer("num_hidden_layers")
+            if stated is not None and stated != count:
+                raise fields.error(
+                    "layers_block_type",
+                    f"has {count} entries for {stated} layers",
+                    "give one per layer, or correct the number of layers",
+                )
         if not 1 <= count <= MAX_LAYERS:
             raise fields.error(
                 "hybrid_override_pattern / layers_block_type",
@@ -58,22 +139,81 @@ def read_blocks(fields: Fields) -> list[Block]:
             # Nemotron-H: every entry is a mixer or a feed-forward part, never both.
             return [Block(_mixers(fields, name), _ffn_entry(name)) for name in named]
         mixers = [_mixers(fields, name) for name in named]
+        if fields.model_type.startswith("zamba"):  # only the shared blocks have a feed-forward part
+            return [Block(m, "dense" if "full" in m else "none") for m in mixers]
     else:
-        count = fields.integer("num_hidden_layers", "n_layer", "n_layers")
-        if count > MAX_LAYERS:
-            raise fields.error(
-                "num_hidden_layers", f"is {count}", f"at most {MAX_LAYERS} are supported: correct it"
-            )
+        count = _count(fields)
         mixers = _layer_mixers(fields, count)
     if fields.model_type in _PURE_STATE:
         return [Block(m, "none") for m in mixers]
     return [Block(m, ffn) for m, ffn in zip(mixers, _ffns(fields, count), strict=True)]
 
 
+def is_compressed(fields: Fields) -> bool:
+    """Whether the layers are those of DeepSeek-V4, in the published form or in that of transformers."""
+    return fields.has("compress_ratios", "compress_rates") or fields.model_type == "deepseek_v4"
+
+
+def _count(fields: Fields) -> int:
+    count = fields.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    if count > MAX_LAYERS:
+        raise fields.error(
+            "num_hidden_layers", f"is {count}", f"at most {MAX_LAYERS} are supported: correct it"
+        )
+    return count
+
+
+def _compressed_blocks(fields: Fields) -> list[Block]:
+    """The layers of DeepSeek-V4: a window, and latents of several tokens each unless the ratio is 0."""
+    count = _count(fields)
+    ratios = fields.integers("compress_ratios")
+    names = fields.strings("layer_types", count)
+    if names is not None:
+        ratios = [_ratio(fields, name) for name in names]
+    elif ratios is None:
+        raise fields.error(
+            "compress_ratios", "and layer_types are both missing", "add one: the ratio of each layer"
+        )
+    elif not count <= len(ratios) <= count + max(1, fields.draft_layers()):
+        # The published list has an entry for the draft layer, whether or not the config counts that.
+        raise fields.error(
+            "compress_ratios",
+            f"has {len(ratios)} entries for {count} layers",
+            "give one per layer, or correct the number of layers",
+        )
+    blocks = []
+    for ratio, ffn in zip(ratios[:count], _ffns(fields, count), strict=True):
+        if ratio not in (0, 4, 128):
+            raise fields.error("compress_ratios", f"contains {ratio}", "known ratios are 0, 4 and 128")
+        mixers: tuple[Mixer, ...] = ("sliding", "compressed") if ratio else ("sliding",)
+        blocks.append(Block(mixers, ffn, ratio))
+    return blocks
+
+
+def _ratio(fields: Fields, name: str) -> int:
+    if name not in _COMPRESSED:
+        raise fields.error(
+            "layer_types",
+            f"contains {name!r}, a layer kind that costcache does not support in this architecture",
+            f"known kinds are {', '.join(sorted(_COMPRESSED))}",
+        )
+    rates = fields.nested("compress_rates")
+    field, usual = _COMPRESSED[name]
+    if not usual:
+        return 0
+    if rates is not None:
+        return rates.integer(name, default=usual)
+    return fields.integer(field, default=usual)
+
+
 def _named_layers(fields: Fields) -> list[str] | None:
     pattern = fields.text("hybrid_override_pattern")
     if pattern is None:
-        return fields.strings("layers_block_type")
+        named = fields.strings("layers_block_type")
+        if named is not None:
+            fields.settle(*_LAYOUT, "layer_types")
+        return named
+    fields.settle(*_LAYOUT, "layers_block_type", "layer_types", "num_hidden_layers")
     unknown = sorted(set(pattern) - set(_NEMOTRON))
     if unknown:
         raise fields.error(
@@ -102,7 +242,11 @@ def _layer_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     """Token mixers of each layer, from the field in which this family lists them."""
     names = fields.strings("layer_types", count)
     if names is not None:
-        return [_mixers(fields, name) for name in names]
+        fields.settle(*_LAYOUT, "linear_attn_config")
+        mixers = [_mixers(fields, name) for name in names]
+        if ("indexed",) not in mixers:
+            fields.settle(*_INDEXER)
+        return mixers
     if fields.model_type in _PURE_STATE:
         return [("state",)] * count
     if fields.model_type == "falcon_h1":
@@ -110,9 +254,16 @@ def _layer_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     linear = fields.nested("linear_attn_config")
     if linear is not None:
         return _kda_mixers(linear, count)
+    kinds = fields.integers("attn_type_list", count)
+    if kinds is not None:
+        return _typed_mixers(fields, kinds)
     attention = _attention_indices(fields, count)
     if attention is not None:
         return [("full",) if index in attention else ("state",) for index in range(count)]
+    sparse = fields.nested("sparse_attention_config")
+    if sparse is not None and sparse.flag("use_sparse_attention", default=True):
+        flags = sparse.integers("sparse_attention_freq", count)
+        return [("indexed",) if flag else ("full",) for flag in flags or [1] * count]
     if fields.has(*_STATE_FIELDS):
         raise fields.error(
             "layer_types",
@@ -132,6 +283,17 @@ def _kda_mixers(linear: Fields, count: int) -> list[tuple[Mixer, ...]]:
             f"together they must list each layer from 1 to {count} exactly once",
         )
     return [("state",) if index + 1 in set(kda) else ("full",) for index in range(count)]
+
+
+def _typed_mixers(fields: Fields, kinds: list[int]) -> list[tuple[Mixer, ...]]:
+    """Token mixers of the MiniMax models: 0 marks lightning attention, 1 softmax attention."""
+    if set(kinds) - {0, 1}:
+        raise fields.error(
+            "attn_type_list",
+            f"contains {sorted(set(kinds) - {0, 1})}",
+            "known are 0 (lightning attention) and 1 (softmax attention)",
+        )
+    return [("full",) if kind else ("state",) for kind in kinds]
 
 
 def _attention_indices(fields: Fields, count: int) -> set[int] | None:
@@ -158,10 +320,14 @@ def _window_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     sliding: tuple[Mixer, ...] = ("sliding",)
     hybrid = fields.integers("hybrid_layer_pattern", count)  # MiMo-V2: 1 marks a sliding layer
     if hybrid is not None:
+        fields.settle("attention_chunk_size", "sliding_window", "sliding_window_size")
         return [sliding if flag else full for flag in hybrid]
-    if not fields.has("sliding_window") or not fields.flag(
-        "use_sliding_window", default=fields.model_type not in _WINDOW_OPT_IN
-    ):
+    fields.settle("use_sliding_window", "max_window_layers")
+    if not fields.has("sliding_window"):
+        return _chunked_mixers(fields, count)
+    fields.settle("attention_chunk_size", "no_rope_layers", "no_rope_layer_interval")
+    if not fields.flag("use_sliding_window", default=fields.model_type not in _WINDOW_OPT_IN):
+        fields.settle("sliding_window_pattern", "_sliding_window_pattern")
         return [full] * count
     pattern = fields.get("sliding_window_pattern", "_sliding_window_pattern")
     if isinstance(pattern, str):  # EXAONE-4: "LLLG", local and global
@@ -177,15 +343,41 @@ def _window_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     return [sliding] * count  # Mistral-7B-v0.1, Phi-3
 
 
+def _chunked_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
+    """Token mixers of Llama-4: layers with rotary positions see their chunk only, the others everything.
+
+    A chunk caches at most ``attention_chunk_size`` tokens of a sequence: it is read as a window.
+    """
+    full: tuple[Mixer, ...] = ("full",)
+    if not fields.has("attention_chunk_size"):
+        fields.settle("sliding_window_pattern", "_sliding_window_pattern")
+        return [full] * count
+    rotary = fields.integers("no_rope_layers", count) if fields.get("no_rope_layers") != [] else None
+    if rotary is None:
+        named = fields.has("no_rope_layer_interval", "interleave_moe_layer_step")
+        if not (named or fields.model_type.startswith("llama4")):
+            raise fields.error(
+                "attention_chunk_size",
+                "says that layers attend to chunks, but nothing says which layers",
+                "add layer_types: one of 'full_attention' or 'chunked_attention' per layer",
+            )
+        interval = fields.integer("no_rope_layer_interval", default=4)
+        rotary = [int((index + 1) % interval != 0) for index in range(count)]
+    return [("sliding",) if flag else full for flag in rotary]
+
+
 def _ffns(fields: Fields, count: int) -> list[Ffn]:
     """Feed-forward kind of each layer, by the family's rule for expert layers."""
+    fields.settle(*_PLACEMENT)
     listed = fields.strings("mlp_layer_types", count)
     if listed is not None:
-        return ["moe" if name == "sparse" else "dense" for name in listed]
-    experts = fields.optional_integer(
-        "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", least=0
-    )
-    if not experts:
+        unknown = sorted(set(listed) - set(_FFNS))
+        if unknown:
+            raise fields.error("mlp_layer_types", f"contains {unknown}", f"known are {', '.join(_FFNS)}")
+        return [_FFNS[name] for name in listed]
+    switched_off = not fields.flag("is_moe", default=True) or not fields.flag("enable_moe_block", True)
+    experts = fields.optional_integer(*EXPERTS, least=0)
+    if not experts or switched_off:
         return ["dense"] * count
     return ["moe" if _is_moe(fields, index, count) else "dense" for index in range(count)]
 
@@ -197,6 +389,8 @@ def _is_moe(fields: Fields, index: int, count: int) -> bool:
     listed = fields.integers("moe_layers")  # Llama-4
     if listed is not None:
         return index in listed
+    if fields.has("moe_layers_enum"):  # Step-3: "3,4,5"
+        return index in _enumerated(fields)
     step = fields.optional_integer("interleave_moe_layer_step")  # Llama-4
     if step is not None:
         return (index + 1) % step == 0
@@ -207,6 +401,14 @@ def _is_moe(fields: Fields, index: int, count: int) -> bool:
         return (index + 1) % step == 0
     if isinstance(fields.get("moe_layer_freq"), list | tuple):  # MiMo-V2
         return bool((fields.integers("moe_layer_freq", count) or [])[index])
-    first = fields.integer("first_k_dense_replace", "moe_layer_start_index", default=0, least=0)
-    every = fields.integer("moe_layer_freq", "moe_layer_interval", default=1)
+    first = fields.integer(*_FIRST, default=0, least=0)
+    every = fields.integer("moe_layer_freq", "moe_layer_interval", "moe_every_n_layer", default=1)
     return index >= first and index % every == 0  # DeepSeek, Kimi, GLM, ERNIE
+
+
+def _enumerated(fields: Fields) -> set[int]:
+    text = fields.text("moe_layers_enum") or ""
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not all(item.isdecimal() for item in items):
+        raise fields.error("moe_layers_enum", f"is {text!r}", "it must list layer numbers, as in '3,4,5'")
+    return {int(item) for item in items}

@@ -12,7 +12,7 @@ from typing import Any
 
 from costcache.errors import ConfigError
 
-__all__ = ["MAX_LAYERS", "Fields", "text_fields"]
+__all__ = ["DRAFT_FIELDS", "MAX_LAYERS", "Fields", "text_fields"]
 
 MAX_LAYERS = 4096
 """Upper bound on layers: more is a mistake in the file, and would only use up memory."""
@@ -23,10 +23,32 @@ _MAX_DIMENSION = 2**40
 # DeepSeek-VL, Qwen-Omni).
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 
+# Dimensions that a config may give as a list, one value per layer, under their own name or with
+# "_per_layer" after it (DeciLM, Laguna, Gemma-3n, OpenELM).
+_LISTED = frozenset(
+    {
+        "head_dim",
+        "intermediate_size",
+        "moe_intermediate_size",
+        "moe_topk",
+        "num_attention_heads",
+        "num_experts_per_tok",
+        "num_key_value_heads",
+        "num_kv_heads",
+        "num_shared_expert",
+        "sliding_window",
+        "v_head_dim",
+    }
+)
+# Fields that count the draft layers of a checkpoint (multi-token prediction). Lists of layers may
+# describe these too, after the model's own.
+DRAFT_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
+
 # Fields that published checkpoints of these families leave to the defaults of their
 # transformers class; google/gemma-3-4b-it, for example, omits its head counts.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window_pattern": 4},
+    "deepseek_v4": {"head_dim": 512, "o_groups": 8},
     "falcon_mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
     "gemma": {"head_dim": 256},
     "gemma2": {"head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 2},
@@ -40,12 +62,30 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "gpt_bigcode": {"multi_query": True},
     "gpt_oss": {"sliding_window_pattern": 2},
+    "lfm2": {"block_auto_adjust_ff_dim": True, "block_multiple_of": 256},
     "mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
     "mamba2": {"expand": 2, "conv_kernel": 4, "n_groups": 8, "state_size": 128},
     "qwen3_5_moe_text": {"full_attention_interval": 4},
     "qwen3_5_text": {"full_attention_interval": 4},
     "qwen3_next": {"full_attention_interval": 4},
 }
+# Width of a head where the class does not divide the hidden size by the heads.
+_HEAD_DIMS = {
+    64: ("gpt_oss", "sarvam_moe"),
+    128: (
+        "beam", "cwm", "ernie4_5", "flint", "hy_v3", "kolibri1", "laguna", "lara_mini", "llama4_text",
+        "mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "muse_glimmer_text", "nemotron_h",
+        "qwen3", "qwen3_vl_text", "seed_oss", "solar_open", "step3p5",
+    ),
+    192: ("mimo_v2_flash",),
+    256: (
+        "gemma3n_text", "gemma4_text", "gemma4_unified_text", "qwen3_5_moe_text", "qwen3_5_text",
+        "qwen3_next", "qwen4_exp_text", "vaultgemma",
+    ),
+}  # fmt: skip
+for _width, _families in _HEAD_DIMS.items():
+    for _family in _families:
+        _DEFAULTS.setdefault(_family, {})["head_dim"] = _width
 
 
 class Fields:
@@ -53,15 +93,93 @@ class Fields:
 
     A field that is absent or null counts as missing. ``source`` and ``architecture`` open every
     error: the file's path (or "config dict"), and the config's own name for its architecture.
+
+    ``seen`` collects the names of the fields that were asked for. What is left over at the end was
+    not understood, and `costcache.model.unread` refuses the config if it matters.
     """
 
-    def __init__(self, data: Mapping[str, Any], source: str, architecture: str) -> None:
+    def __init__(
+        self, data: Mapping[str, Any], source: str, architecture: str, seen: set[str] | None = None
+    ) -> None:
         self.data = data
         self.source = source
         self.architecture = architecture
+        self.seen: set[str] = set() if seen is None else seen
         model_type = data.get("model_type")
         self.model_type = model_type if isinstance(model_type, str) and model_type else _snake(architecture)
         self._defaults = _DEFAULTS.get(self.model_type, {})
+        self._layers: dict[int, dict[str, Any]] | None = None
+        self._views: dict[str, Fields] = {}
+
+    def per_layer(self, count: int, known: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+        """Read the settings that differ between the ``count`` layers, for `at`.
+
+        ``known`` has some that follow from other fields. The rest are lists of one value per layer, or
+        transformers' ``per_layer_config``, an object of overrides by layer index. Raises `ConfigError`
+        if one of them does not fit the layers.
+        """
+        layers: dict[int, dict[str, Any]] = {
+            index: dict((known or {}).get(index, {})) for index in range(count)
+        }
+        for name, value in self.data.items():
+            plain = name.removesuffix("_per_layer")
+            if plain not in _LISTED or not isinstance(value, list | tuple) or not value:
+                continue
+            self.seen.add(name)
+            if name.endswith("_per_layer"):
+                # It wins over a single value, which is then a default that no layer uses.
+                self.seen.add(plain)
+            for index, item in enumerate(self._fitting(name, value, count)):
+                layers[index][plain] = item
+        self.seen.add("per_layer_config")
+        overrides = self.data.get("per_layer_config")
+        if overrides is not None:
+            for index, values in self._overrides(overrides, count).items():
+                layers[index].update(values)
+        self._layers = layers if any(layers.values()) else None
+
+    def _overrides(self, overrides: Any, count: int) -> dict[int, Mapping[str, Any]]:
+        name = "per_layer_config"
+        if isinstance(overrides, list | tuple):
+            overrides = dict(enumerate(overrides))
+        if not isinstance(overrides, Mapping):
+            raise self.error(name, f"is {overrides!r}", "it must be an object of layer indices: correct it")
+        read: dict[int, Mapping[str, Any]] = {}
+        for key, values in overrides.items():
+            index = int(key) if isinstance(key, str) and key.isdecimal() else key
+            if type(index) is not int or not 0 <= index < count:
+                raise self.error(
+                    name, f"has a layer {key!r}", f"layers are numbered 0 to {count - 1}: correct it"
+                )
+            if not isinstance(values, Mapping):
+                raise self.error(
+                    name, f"has {values!r} for layer {key}", "it must be an object of fields: correct it"
+                )
+            if values.get("skip"):
+                raise self.error(
+                    f"{name}[{key}].skip",
+                    f"is {values['skip']!r}: the layer lacks a part, which costcache does not support",
+                    "build ModelSpec(layers=...) yourself",
+                )
+            read[index] = {field: value for field, value in values.items() if field != "skip"}
+        return read
+
+    def at(self, index: int) -> Fields:
+        """Return the fields of one layer: these, with what `per_layer` found for it.
+
+        Layers of equal settings get the same object.
+        """
+        own = None if self._layers is None else self._layers.get(index)
+        if not own:
+            return self
+        key = repr(sorted(own.items(), key=lambda item: item[0]))
+        if key not in self._views:
+            self._views[key] = Fields({**self.data, **own}, self.source, self.architecture, self.seen)
+        return self._views[key]
+
+    def settle(self, *names: str) -> None:
+        """Mark fields as understood although their values do not matter here."""
+        self.seen.update(names)
 
     def error(self, field: str, problem: str, fix: str) -> ConfigError:
         """Build the error for ``field`` from its problem and the fix."""
@@ -134,21 +252,50 @@ class Fields:
             raise self.error(name, f"is {value!r}", "it must be an object: correct it")
         return Fields(value, f"{self.source}: {name}", self.architecture)
 
+    def ratio(self, name: str, default: float) -> float:
+        """Return a positive number, or ``default`` if it is missing."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if type(value) not in (int, float) or not 0 < value < _MAX_DIMENSION:
+            raise self.error(name, f"is {value!r}", "it must be a positive number: correct it")
+        return float(value)
+
+    def agree(self, *names: str) -> None:
+        """Refuse a config that gives the same quantity twice with different values."""
+        given = {name: self.data[name] for name in names if self.data.get(name) is not None}
+        if len({repr(value) for value in given.values()}) > 1:
+            listed = ", ".join(f"{name} {value!r}" for name, value in given.items())
+            raise self.error(" and ".join(given), f"disagree ({listed})", "keep one of them")
+
+    def draft_layers(self) -> int:
+        """Number of draft (multi-token prediction) layers in the checkpoint; 0 without any."""
+        count = self.integer(*DRAFT_FIELDS, default=0, least=0)
+        return count * self.integer("mtp_transformer_layers", default=1, least=0)
+
+    def _fitting(self, name: str, value: Any, count: int) -> list[Any]:
+        """The first ``count`` entries of a list; any more must be those of the draft layers."""
+        spare = len(value) - count
+        if spare == 0 or 0 < spare <= self.draft_layers():
+            return list(value[:count])
+        raise self.error(
+            name,
+            f"has {len(value)} entries for {count} layers",
+            "give one per layer, or correct the number of layers",
+        )
+
     def _list(self, name: str, kind: type, noun: str, length: int | None) -> list[Any] | None:
         value = self.get(name)
         if value is None:
             return None
         if not isinstance(value, list | tuple) or any(type(item) is not kind for item in value):
             raise self.error(name, f"is {value!r}", f"it must be a list of {noun}: correct it")
-        if length is not None and len(value) != length:
-            raise self.error(
-                name,
-                f"has {len(value)} entries for {length} layers",
-                "give one per layer, or correct the number of layers",
-            )
+        if length is not None:
+            return self._fitting(name, value, length)
         return list(value)
 
     def _find(self, names: tuple[str, ...]) -> tuple[str, Any]:
+        self.seen.update(names)
         for where in (self.data, self._defaults):
             for name in names:
                 value = where.get(name)

@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 __all__ = [
     "AttentionLayer",
+    "CompressedAttention",
     "FullAttention",
+    "KVDtype",
     "LatentAttention",
     "LayerSpec",
     "SlidingWindow",
@@ -21,18 +23,33 @@ __all__ = [
 ]
 
 StateDtype = Literal["fp32", "bf16", "fp16"]
+KVDtype = Literal["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"]
 
 
 class _Layer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class _Indexed(_Layer):
+    """Attention that may be sparse: an indexer scores the context and picks ``index_topk`` tokens of it.
+
+    ``index_head_dim`` is the width of the index key that the layer stores, once per ``index_pool``
+    tokens; None if it stores none (dense attention, or a layer that reuses an earlier layer's
+    selection). ``index_heads`` is the number of the indexer's query heads.
+    """
+
+    index_head_dim: PositiveInt | None = None
+    index_heads: PositiveInt | None = None
+    index_topk: PositiveInt | None = None
+    index_pool: PositiveInt = 1
+
+
 def _head_dim_of(data: dict[str, int]) -> int:
     return data["head_dim"]
 
 
-class FullAttention(_Layer):
-    """Softmax attention over the whole context: MHA, GQA or MQA.
+class FullAttention(_Indexed):
+    """Softmax attention over the whole context: MHA, GQA or MQA; sparse with an indexer (MiniMax-M3).
 
     ``kv_shared`` marks a layer that reads an earlier layer's K/V and stores none (Gemma-3n).
     """
@@ -57,12 +74,12 @@ class SlidingWindow(_Layer):
     kv_shared: bool = False
 
 
-class LatentAttention(_Layer):
+class LatentAttention(_Indexed):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): one latent row per token.
 
-    With sparse attention (DSA, DeepSeek-V3.2), ``index_topk`` is the number of tokens that each
-    query attends to. ``index_head_dim`` is the width of the index key that the layer stores; None
-    if it stores none (plain MLA, or a layer that reuses an earlier layer's selection).
+    With sparse attention (DSA, DeepSeek-V3.2) it has an indexer. ``window`` limits it to the last
+    tokens, which are cached in the pool of the windows. ``kv_shared`` marks a layer that reads an
+    earlier layer's latents (Mistral-Large-4); it may still store index keys.
     """
 
     kind: Literal["latent_attention"] = "latent_attention"
@@ -71,9 +88,8 @@ class LatentAttention(_Layer):
     qk_rope_head_dim: NonNegativeInt
     qk_nope_head_dim: PositiveInt
     v_head_dim: PositiveInt
-    index_head_dim: PositiveInt | None = None
-    index_heads: PositiveInt | None = None
-    index_topk: PositiveInt | None = None
+    window: PositiveInt | None = None
+    kv_shared: bool = False
 
     @property
     def latent_dim(self) -> int:
@@ -86,12 +102,40 @@ class LatentAttention(_Layer):
         return self.heads * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
 
 
+class CompressedAttention(_Indexed):
+    """Attention of all heads to one latent per ``ratio`` tokens, key and value at once (DeepSeek-V4).
+
+    A layer of that model is two of these with the same number: one keeps the latents of the last
+    ``window`` tokens uncompressed (ratio 1), the other the compressed ones of the whole context (ratio
+    4, with an indexer that picks ``index_topk`` of them, or 128). ``rope_head_dim`` of the
+    ``head_dim`` values carry positions. ``index_pool`` equals the ratio.
+    """
+
+    kind: Literal["compressed_attention"] = "compressed_attention"
+    heads: PositiveInt
+    head_dim: PositiveInt
+    rope_head_dim: NonNegativeInt
+    ratio: PositiveInt
+    window: PositiveInt | None = None
+
+    @property
+    def decompressed_dim(self) -> int:
+        """Values per token if every head's key and value were cached instead."""
+        return 2 * self.heads * self.head_dim
+
+    @property
+    def latent_dim(self) -> float:
+        """Values cached per token of the context."""
+        return self.head_dim / self.ratio
+
+
 class StateSpace(_Layer):
     """A recurrent layer: one state of fixed size per sequence, however long the sequence.
 
     The recurrent state has heads x head_dim x state_size values, the convolution state
     (conv_kernel - 1) x conv_dim. Mamba-1 is expressed with head_dim 1 and one head per
-    channel. A short convolution (LFM2) has no recurrent state: heads is 0.
+    channel. A short convolution (LFM2) has no recurrent state: heads is 0. Lightning attention
+    (MiniMax-01) has no convolution: conv_dim is 0.
 
     ``groups`` counts the groups of B and C (Mamba-2) or the key heads (gated delta net); their
     2 x groups x state_size channels are part of ``conv_dim``, and each tensor-parallel rank keeps
@@ -99,7 +143,7 @@ class StateSpace(_Layer):
     """
 
     kind: Literal["state_space"] = "state_space"
-    variant: Literal["mamba1", "mamba2", "gdn", "kda", "shortconv"]
+    variant: Literal["mamba1", "mamba2", "gdn", "kda", "shortconv", "lightning"]
     conv_dim: NonNegativeInt
     conv_kernel: PositiveInt
     heads: NonNegativeInt
@@ -110,7 +154,8 @@ class StateSpace(_Layer):
     state_dtype: StateDtype = "fp32"
 
 
-AttentionLayer = FullAttention | LatentAttention | SlidingWindow
+AttentionLayer = FullAttention | LatentAttention | CompressedAttention | SlidingWindow
 LayerSpec = Annotated[
-    FullAttention | LatentAttention | SlidingWindow | StateSpace, Field(discriminator="kind")
+    FullAttention | LatentAttention | CompressedAttention | SlidingWindow | StateSpace,
+    Field(discriminator="kind"),
 ]

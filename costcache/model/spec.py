@@ -10,22 +10,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from costcache.errors import ConfigError
+from costcache.model.checkpoint import checkpoint_kv_dtype, draft_layer
 from costcache.model.fields import text_fields
 from costcache.model.layers import (
     AttentionLayer,
+    CompressedAttention,
+    KVDtype,
     LatentAttention,
     LayerSpec,
-    SlidingWindow,
     StateSpace,
 )
 from costcache.model.params import active_params as count_active_params
 from costcache.model.presets import ALIASES, PRESETS
 from costcache.model.reading import read_model
 
-__all__ = ["ModelSpec"]
+__all__ = ["ModelSpec", "load_config"]
 
 
 def _layer_count(data: dict[str, Any]) -> int:
@@ -40,6 +42,10 @@ def _is_attention(layer: LayerSpec) -> TypeGuard[AttentionLayer]:
     return not isinstance(layer, StateSpace)
 
 
+def _is_latent(layer: LayerSpec) -> TypeGuard[LatentAttention | CompressedAttention]:
+    return isinstance(layer, LatentAttention | CompressedAttention)
+
+
 class ModelSpec(BaseModel):
     """A model's architecture: its layers in order, and its active parameters per token.
 
@@ -47,6 +53,13 @@ class ModelSpec(BaseModel):
     the numbered layer of the model that each belongs to (from 0). In Falcon-H1 two share a number;
     in Nemotron-H some numbers are missing, since its feed-forward parts are layers of their own.
     ``num_layers`` counts the numbered layers, which pipeline parallelism divides into stages.
+
+    ``kv_dtype`` is what the checkpoint's quantisation asks for, if anything. ``draft_layers`` counts the
+    multi-token-prediction layers in the checkpoint, and ``draft_layer`` is what one of them caches; they
+    are not among ``layers``, since a server may leave them out.
+
+    ``extra`` has the fields of the language model's config that costcache did not read: a plugin may know
+    them. They count for equality, and not for the hash.
 
     ``active_params`` counts the parameters that one token passes through, including chosen and
     shared experts and the output head, but not the input embedding.
@@ -60,8 +73,15 @@ class ModelSpec(BaseModel):
     hidden_size: PositiveInt
     vocab_size: PositiveInt
     active_params: PositiveInt
+    kv_dtype: KVDtype | None = None
+    draft_layers: NonNegativeInt = 0
+    draft_layer: LayerSpec | None = None
+    extra: dict[str, Any] = Field(default_factory=dict, repr=False)
     num_layers: PositiveInt = Field(default_factory=_layer_count)
     layer_ids: tuple[int, ...] = Field(default_factory=_layer_range)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.architecture, self.layers, self.active_params, self.layer_ids))
 
     @model_validator(mode="after")
     def _check_layer_ids(self) -> Self:
@@ -90,20 +110,25 @@ class ModelSpec(BaseModel):
         overrides the count from the config's dimensions. Raises `ConfigError` if the config cannot
         be read; it names the file, the architecture, the field, its value and the fix.
         """
-        data, source, found = _load(config)
+        data, source, found = load_config(config)
         fields = text_fields(data, source)
         if active_params is not None and (type(active_params) is not int or active_params < 1):
             raise fields.error("active_params", f"is {active_params!r}", "it must be a positive integer")
         model = read_model(fields)
+        count = active_params or count_active_params(fields, model)
         return cls(
             name=name or found or fields.architecture,
             architecture=fields.architecture,
             layers=tuple(model.layers),
             hidden_size=fields.integer("hidden_size", "n_embd", "d_model"),
-            vocab_size=fields.integer("vocab_size"),
-            active_params=active_params or count_active_params(fields, model),
+            vocab_size=fields.integer("vocab_size", "padded_vocab_size"),
+            active_params=count,
+            kv_dtype=checkpoint_kv_dtype(data, fields),
+            draft_layers=fields.draft_layers(),
+            draft_layer=draft_layer(model.layers),
             num_layers=len(model.blocks),
             layer_ids=tuple(model.layer_ids),
+            extra={name: value for name, value in fields.data.items() if name not in fields.seen},
         )
 
     @classmethod
@@ -150,18 +175,22 @@ class ModelSpec(BaseModel):
     @property
     def has_latent(self) -> bool:
         """Whether any attention layer caches latents."""
-        return any(isinstance(layer, LatentAttention) for layer in self.layers)
+        return any(_is_latent(layer) for layer in self.layers)
 
     @property
     def is_latent(self) -> bool:
         """Whether there are attention layers and all of them cache latents."""
         attention = self.attention_layers
-        return bool(attention) and all(isinstance(x, LatentAttention) for x in attention)
+        return bool(attention) and all(_is_latent(x) for x in attention)
 
     @cached_property
     def compression_ratio(self) -> float:
         """Decompressed values per token over latent values, summed over latent layers; 1.0 without any."""
-        latent = [layer for layer in self.layers if isinstance(layer, LatentAttention)]
+        latent = [
+            layer
+            for layer in self.layers
+            if _is_latent(layer) and layer.window is None and not getattr(layer, "kv_shared", False)
+        ]
         if not latent:
             return 1.0
         return sum(x.decompressed_dim for x in latent) / sum(x.latent_dim for x in latent)
@@ -174,11 +203,14 @@ class ModelSpec(BaseModel):
     @property
     def has_sliding_window(self) -> bool:
         """Whether any attention layer has a sliding window."""
-        return any(isinstance(layer, SlidingWindow) for layer in self.layers)
+        return any(getattr(layer, "window", None) is not None for layer in self.layers)
 
 
-def _load(config: object) -> tuple[Mapping[str, Any], str, str | None]:
-    """Return the config as a mapping, its name for errors, and the model's name if it gives one."""
+def load_config(config: object) -> tuple[Mapping[str, Any], str, str | None]:
+    """Return a config as a mapping, its name for errors, and the model's name if it gives one.
+
+    ``config`` is what `ModelSpec.from_config` takes. Raises `ConfigError` if it is no config.
+    """
     if isinstance(config, str | os.PathLike):
         return _load_file(Path(config))
     source = "config dict"
@@ -197,7 +229,7 @@ def _load(config: object) -> tuple[Mapping[str, Any], str, str | None]:
 def _load_file(path: Path) -> tuple[Mapping[str, Any], str, str | None]:
     file = path / "config.json" if path.is_dir() else path
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file; give a config.json or its folder") from None
     except OSError as error:
@@ -206,6 +238,12 @@ def _load_file(path: Path) -> tuple[Mapping[str, Any], str, str | None]:
         raise ConfigError(f"{file}: is not JSON ({error}); give a model's config.json") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{file}: is not a JSON object; give a model's config.json")
+    beside = file.parent / "hf_quant_config.json"  # ModelOpt's quantisation, in a file of its own
+    if file.name == "config.json" and beside.is_file() and "quantization_config" not in data:
+        try:
+            data = {**data, "quantization": json.loads(beside.read_text("utf-8-sig")).get("quantization")}
+        except (ValueError, AttributeError, OSError) as error:
+            raise ConfigError(f"{beside}: is not JSON ({error}); correct or remove it") from error
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return data, str(file), name or None
 

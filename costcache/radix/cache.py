@@ -12,7 +12,7 @@ from costcache.binding import Binding
 from costcache.deployment import Deployment
 from costcache.eviction import Eviction, EvictionCounters
 from costcache.model import ModelSpec
-from costcache.plugins import PluginManager
+from costcache.plugins import PluginManager, get_plugins
 from costcache.radix.events import Event, EventStream
 from costcache.radix.keys import as_count, as_info, as_int64, as_key, as_whole
 from costcache.radix.node import Node, Root
@@ -447,7 +447,7 @@ class RadixCache(PrefixCache):
         """Make an empty cache.
 
         Args:
-            model: A model spec, or a preset's name or a path for :meth:`ModelSpec.resolve`.
+            model: A model spec, or a preset's name, or the path of a config.
             pool_size: Slots in the pool, one per token.
             page_size: Tokens per page; only whole pages are cached.
             policy: Name of the eviction policy; ``costcache`` is the one that the model's plugin prefers.
@@ -464,7 +464,8 @@ class RadixCache(PrefixCache):
         deployment = deployment_in_pages(deployment, page_size)
         if pool_size < page_size:
             raise ValueError(f"pool_size is {pool_size}: give at least one page of {page_size} tokens")
-        spec = ModelSpec.resolve(model) if isinstance(model, str) else model
+        plugins = get_plugins() if plugins is None else plugins
+        spec = plugins.resolve(model) if isinstance(model, str) else model
         chosen = read_settings(Settings, {"policy": policy, **settings})
         tree = RadixTree(Binding.of(spec, deployment, chosen, plugins=plugins), pool_size)
         super().__init__(tree, Slots(pool_size, page_size))

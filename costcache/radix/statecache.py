@@ -10,7 +10,7 @@ from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.eviction import Eviction
 from costcache.model import ModelSpec
-from costcache.plugins import PluginManager
+from costcache.plugins import PluginManager, get_plugins
 from costcache.radix.cache import PrefixCache, deployment_in_pages
 from costcache.radix.keys import as_count, as_whole
 from costcache.radix.node import Node
@@ -75,7 +75,7 @@ class StateCache(PrefixCache):
         """Make an empty cache.
 
         Args:
-            model: A model spec with states, or a preset's name or a path for :meth:`ModelSpec.resolve`.
+            model: A model spec with states, or a preset's name, or the path of a config.
             memory: Bytes for KV and states, on one rank.
             page_size: Tokens per page; only whole pages are cached, and states are at the ends of pages.
             policy: Name of the eviction policy; ``costcache`` is the one that the model's plugin prefers.
@@ -92,7 +92,8 @@ class StateCache(PrefixCache):
         """
         memory, page_size = as_count(memory, "memory"), as_whole(page_size, "page_size")
         deployment = deployment_in_pages(deployment, page_size)
-        spec = ModelSpec.resolve(model) if isinstance(model, str) else model
+        plugins = get_plugins() if plugins is None else plugins
+        spec = plugins.resolve(model) if isinstance(model, str) else model
         if not spec.has_states:
             raise SettingsError(f"model {spec.name!r} keeps no states: use RadixCache")
         chosen = read_settings(Settings, {"policy": policy, **settings})

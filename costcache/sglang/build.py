@@ -16,7 +16,7 @@ from costcache._version import described
 from costcache.binding import Binding
 from costcache.deployment import Deployment, KVDtype
 from costcache.errors import SettingsError
-from costcache.model import ModelSpec
+from costcache.model import CompressedAttention, ModelSpec
 from costcache.plugins import PluginManager, get_plugins
 from costcache.settings import Settings, read_settings
 from costcache.sglang.cache import CostCache
@@ -25,7 +25,16 @@ from costcache.sglang.fastcore import FastTreeCore
 from costcache.sglang.pycore import CORE
 from costcache.sglang.readback import describe_pools
 
-__all__ = ["PREFIX", "build", "choose_core", "make_cache", "policy_names", "read_policy", "refuse"]
+__all__ = [
+    "PREFIX",
+    "build",
+    "choose_core",
+    "make_cache",
+    "policy_names",
+    "read_policy",
+    "refuse",
+    "refuse_model",
+]
 
 logger = logging.getLogger("costcache")
 
@@ -111,6 +120,20 @@ def refuse(ctx: Any) -> None:
         )
 
 
+def refuse_model(model: ModelSpec) -> None:
+    """Refuse a model whose pools in SGLang our eviction has not been tried with.
+
+    Raises:
+        SettingsError: Names the field of the model's config, and what to do.
+    """
+    if any(isinstance(layer, CompressedAttention) for layer in model.layers):
+        raise SettingsError(
+            f"costcache cannot serve {model.name!r} here: compress_ratios gives it pools of compressed KV "
+            "(DeepSeek-V4), which have not been tried. Use --radix-eviction-policy lru; costcache plan and "
+            "simulate know the model"
+        )
+
+
 def build(
     original: Any,
     ctx: Any,
@@ -147,7 +170,9 @@ def build(
             f"costcache cannot serve here: {cache_class.__name__} replaces SGLang's cache too"
         )
     kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
-    model = ModelSpec.from_config(ctx.model_config.hf_config)
+    plugins = get_plugins() if plugins is None else plugins
+    model = plugins.read(ctx.model_config.hf_config)
+    refuse_model(model)
     dtype = str(getattr(kv_pool, "dtype", "bfloat16")).removeprefix("torch.")
     binding = Binding.of(model, read_deployment(ctx, dtype), settings, plugins=plugins)
     params.tree_components = _components(ctx)  # SGLang's builder says so itself, after this

@@ -49,7 +49,7 @@ def test_the_program_finds_the_plugin_by_itself(site: Path) -> None:
     assert found["failures"] == []
     (plugin,) = (entry for entry in found["plugins"] if entry["name"] == "example")
     assert plugin["source"] == "costcache_example.plugin"
-    assert plugin["hooks"] == ["default_policy", "match_model", "policies"]
+    assert plugin["hooks"] == ["default_policy", "match_model", "policies", "read_config", "token_cost"]
     (policy,) = (entry for entry in found["policies"] if entry["name"] == "worth")
     assert policy["plugin"] == "example"
     assert policy["settings"]["most_uses"]["default"] == 8

@@ -143,7 +143,7 @@ def test_sizes_in_bytes_depend_on_the_deployment(chat: Path) -> None:
     assert tokens(*llama, "--kv-dtype", "fp8_e4m3") == 10**9 // 65_536 // 16 * 16
 
 
-def test_bytes_count_sliding_layers_as_plan_does(chat: Path, tmp_path: Path) -> None:
+def test_bytes_count_sliding_layers_as_plan_does_in_one_pool(chat: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(
         json.dumps(
@@ -162,7 +162,8 @@ def test_bytes_count_sliding_layers_as_plan_does(chat: Path, tmp_path: Path) -> 
         )
     )
     simulated = json.loads(answer("simulate", chat, "--model", config, "--capacity", "1GB", "--json"))
-    planned = json.loads(answer("plan", "--model", config, "--memory", "1GB", "--page-size", "16", "--json"))
+    own = ("--memory", "1GB", "--page-size", "16", "--window-layout", "one-pool")
+    planned = json.loads(answer("plan", "--model", config, *own, "--json"))
     assert simulated["runs"][0]["capacity_tokens"] == planned["tokens"]
 
 

@@ -33,7 +33,7 @@ def test_element_sizes(dtype: str, size: int) -> None:
         ({"page_size": -1}, "page_size is -1; input should be greater than 0"),
         (
             {"kv_dtype": "int4"},
-            "kv_dtype is 'int4'; input should be 'bf16', 'fp16', 'fp8_e4m3' or 'fp8_e5m2'",
+            "kv_dtype is 'int4'; input should be 'bf16', 'fp16', 'fp8_e4m3', 'fp8_e5m2' or 'fp4_e2m1'",
         ),
         ({"flops_per_second": float("nan")}, "flops_per_second is nan"),
         ({"host_link_bytes_per_second": 0}, "host_link_bytes_per_second is 0"),
@@ -55,7 +55,7 @@ def test_errors_name_field_value_and_fix(values: dict[str, Any], message: str) -
 
 def test_defaults_are_one_h100_in_bf16() -> None:
     deployment = Deployment()
-    assert (deployment.tp, deployment.pp, deployment.page_size, deployment.kv_dtype) == (1, 1, 1, "bf16")
+    assert (deployment.tp, deployment.pp, deployment.page_size, deployment.kv_dtype) == (1, 1, 1, None)
     assert deployment.flops_per_second == 989.4e12
     assert deployment.host_link_bytes_per_second == 64e9
     assert deployment.disk_bytes_per_second is None

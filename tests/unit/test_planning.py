@@ -186,10 +186,53 @@ def test_a_model_of_states_alone_has_no_tokens_and_no_free_target() -> None:
     assert result.free_targets == ()
 
 
-def test_sliding_windows_count_per_token() -> None:
-    result = analyse(SLIDING)
+def planned(config: dict[str, Any], **options: Any) -> Plan:
+    spec = ModelSpec.from_config(config)
+    given = {"memory": 40 * GIB, "weights": 0, **options}
+    return plan(get_plugins().match(spec), Deployment(), Settings(), **given)
+
+
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "vocab_size": 201_088,
+}
+
+
+def test_sliding_windows_have_a_pool_of_their_own() -> None:
+    result = planned(SLIDING, sequence=16_384)
     assert (result.cost.kv_bytes, result.cost.swa_bytes) == (0, 131_072)
-    assert result.tokens == 40 * GIB // 131_072
+    assert result.tokens == 40 * GIB * 4 // 131_072, "a sequence caches its last quarter"
+    assert planned(SLIDING, sequence=1000).tokens == 40 * GIB // 131_072, "shorter than the window"
+    one = planned(SLIDING, layout="one-pool")
+    assert (one.layout, one.tokens) == ("one-pool", 40 * GIB // 131_072)
+    assert [length.sequence for length in result.lengths] == [8_192, 32_768, 131_072]
+    assert {length.one_pool_tokens for length in result.lengths} == {one.tokens}
+    assert analyse("llama-3-8b").lengths == ()
+    with pytest.raises(SettingsError, match="sequence is 0"):
+        planned(SLIDING, sequence=0)
+
+
+def test_gpt_oss_in_17_gib_at_8192() -> None:
+    # vLLM serves about 488,000 tokens of such sequences; one pool of all layers would hold half.
+    assert planned(GPT_OSS, memory=17 * GIB, sequence=8192).tokens == 487_543
+    assert planned(GPT_OSS, memory=17 * GIB, layout="one-pool").tokens == 247_580
+
+
+def test_windows_of_two_sizes_each_count_as_long_as_they_are() -> None:
+    config = {**GPT_OSS, "sliding_window": [128, 64] * 18, "layer_types": ["sliding_attention"] * 36}
+    result = planned(config, sequence=1024)
+    layer = 8 * 128 * 2
+    assert result.token_bytes == 18 * layer * (128 + 64) // 1024
 
 
 def test_the_terms_add_up() -> None:

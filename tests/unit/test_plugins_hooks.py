@@ -39,6 +39,7 @@ def arguments(made: PluginManager, plugin: str, model: ModelSpec) -> dict[str, A
     settings = made._bound(plugin, "settings_model", generic.settings_model)()
     return {
         "model": model,
+        "config": {"model_type": "llama"},
         "deployment": Deployment(tp=2, page_size=16),
         "pool": POOL,
         "requested": 37,
@@ -53,6 +54,7 @@ def test_the_hooks_are_these() -> None:
         "free_target",
         "match_model",
         "policies",
+        "read_config",
         "settings_model",
         "token_cost",
     }

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from costcache import ModelSpec, PluginError, RadixCache, Settings, SettingsError, TokenCost
+from costcache import ModelSpec, PluginError, RadixCache, Settings, SettingsError, TokenCost, hookimpl
 from costcache.deployment import Deployment
+from costcache.errors import ConfigError
+from costcache.plugins import PluginManager
 from costcache.settings import DEFAULT_POLICY
 from tests.property.kit import MODEL, Plugin, claiming, manager
 
@@ -189,3 +193,50 @@ def test_architecture_settings_reach_the_hooks() -> None:
 def test_architecture_settings_of_a_plugin_without_any_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"'architecture\.floor': known settings are none"):
         RadixCache(MODEL, 40, plugins=manager(), architecture={"floor": 0.1})
+
+
+class Reading:
+    """A plugin that reads configs of one model type, or answers what it is given."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+
+    @hookimpl
+    def read_config(self, config: Mapping[str, Any]) -> Any:
+        if config.get("model_type") != "mine":
+            return None
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_a_plugin_reads_a_config_before_the_core_refuses_it(tmp_path: Path) -> None:
+    plugins = PluginManager()
+    own = ModelSpec.preset("llama-3-8b")
+    plugins.register(Reading(own), "reading")
+    assert plugins.read({"model_type": "mine"}).layers == own.layers
+    (tmp_path / "config.json").write_text('{"model_type": "mine"}')
+    assert plugins.resolve(tmp_path).name == tmp_path.name
+    assert RadixCache(str(tmp_path), 100, plugins=plugins).policy == "hazard"
+    with pytest.raises(ConfigError, match="num_hidden_layers is missing"):
+        plugins.read({"model_type": "other"})
+    assert plugins.resolve("qwen3-8b") == ModelSpec.preset("qwen3-8b")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(3, "read_config answered 3"), (ValueError("no"), "read_config raised ValueError")]
+)
+def test_a_wrong_reading_is_reported_and_passed_over(answer: Any, reason: str) -> None:
+    plugins = PluginManager()
+    plugins.register(Reading(answer), "reading")
+    with pytest.raises(ConfigError, match="num_hidden_layers is missing"):
+        plugins.read({"model_type": "mine"})
+    assert reason in plugins.failures[0].reason
+
+
+def test_two_plugins_that_read_the_same_config_are_an_error() -> None:
+    plugins = PluginManager()
+    for name in ("one", "two"):
+        plugins.register(Reading(ModelSpec.preset("llama-3-8b")), name)
+    with pytest.raises(PluginError, match="plugins 'one' and 'two' read the same config"):
+        plugins.read({"model_type": "mine"})

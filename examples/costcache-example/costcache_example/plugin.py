@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from costcache import hookimpl
-from costcache.model import ModelSpec
+from costcache.cost import TokenCost
+from costcache.cost import token_cost as compose_token_cost
+from costcache.deployment import Deployment
+from costcache.model import FullAttention, ModelSpec
 from costcache.policies import PolicySpec
 from costcache_example.worth import Worth, WorthSettings
 
@@ -25,8 +31,34 @@ def policies() -> dict[str, PolicySpec]:
     }
 
 
-# An architecture plugin is found by matching. This one changes a single answer for the models of one
-# vendor; every hook that it leaves out keeps the core's default, bytes per token included.
+# A plugin may read a config that the core cannot: here a model that caches one key and value per
+# ``acme_pool`` tokens. What only this plugin understands goes into ``extra``.
+@hookimpl
+def read_config(config: Mapping[str, Any]) -> ModelSpec | None:
+    """Read the configs of model type ``acme_pooled``; all others are the core's."""
+    if config.get("model_type") != "acme_pooled":
+        return None
+    layer = FullAttention(heads=config["heads"], kv_heads=config["kv_heads"], head_dim=config["head_dim"])
+    return ModelSpec(
+        name="acme-pooled",
+        architecture="AcmePooled",
+        layers=(layer,) * config["layers"],
+        hidden_size=config["heads"] * config["head_dim"],
+        vocab_size=config["vocab_size"],
+        active_params=config["active_params"],
+        extra={"acme_pool": config["acme_pool"]},
+    )
+
+
+@hookimpl
+def token_cost(model: ModelSpec, deployment: Deployment) -> TokenCost:
+    """Divide the core's bytes by the tokens that share a key and value."""
+    cost = compose_token_cost(model, deployment)
+    return cost.model_copy(update={"kv_bytes": -(-cost.kv_bytes // model.extra.get("acme_pool", 1))})
+
+
+# An architecture plugin is found by matching. This one answers for the models of one vendor;
+# every hook that it leaves out keeps the core's default.
 @hookimpl
 def match_model(model: ModelSpec) -> int | None:
     """Claim the models named ``acme-...`` (the folder of their config), ahead of mla's and mha's 10."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from costcache import RadixCache
 from costcache.deployment import Deployment
-from costcache.errors import PluginError, SettingsError
+from costcache.errors import ConfigError, PluginError, SettingsError
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 
@@ -91,6 +93,29 @@ def test_it_claims_the_models_of_one_vendor_and_changes_their_default_policy_alo
         RadixCache(hybrid, 100, policy="worth", plugins=plugins)
     assert RadixCache(LLAMA, 100, plugins=plugins).policy == "hazard"
     assert RadixCache(ACME, 100, policy="lru", plugins=plugins).policy == "lru"
+
+
+POOLED = {
+    "model_type": "acme_pooled",
+    "layers": 4,
+    "heads": 8,
+    "kv_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 1000,
+    "active_params": 10_000_000,
+    "acme_pool": 8,
+}
+
+
+def test_it_reads_a_config_that_the_core_refuses(plugins: PluginManager, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="num_hidden_layers is missing"):
+        ModelSpec.from_config(POOLED)
+    model = plugins.read(POOLED)
+    assert model.extra == {"acme_pool": 8}
+    assert plugins.match(model).cost(Deployment()).token.kv_bytes == 4 * 2 * 128 * 2 // 8
+    (tmp_path / "config.json").write_text(json.dumps(POOLED))
+    assert plugins.resolve(str(tmp_path)).layers == model.layers
+    assert plugins.resolve("llama-3-8b") == LLAMA, "all others are the core's"
 
 
 @given(

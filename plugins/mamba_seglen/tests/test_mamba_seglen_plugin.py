@@ -16,11 +16,18 @@ from costcache_mamba_seglen.seglen import Seglen
 
 # KV bytes per token and bytes per state, in bf16 with fp32 recurrent states.
 HYBRIDS = {
+    "falcon-h1-34b": (147_456, 304_201_728),
+    "granite-4-small": (16_384, 152_819_712),
     "jamba-v0.1": (16_384, 16_056_320),
+    "kimi-k3": (27_648, 449_372_160),
     "kimi-linear": (8_064, 43_417_600),
+    "lfm2-1.2b": (12_288, 81_920),
+    "nemotron-3-nano": (6_144, 49_082_368),
     "nemotron-h-8b": (16_384, 102_137_856),
     "qwen3-next": (24_576, 77_266_944),
+    "qwen3.5-397b": (30_720, 192_061_440),
     "qwen3.5-9b": (32_768, 51_511_296),
+    "zamba2-7b": (372_736, 152_243_712),
 }
 
 

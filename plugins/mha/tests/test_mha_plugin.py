@@ -60,11 +60,12 @@ def test_it_claims_and_serves_models_with_keys_and_values_per_head(name: str) ->
     assert cost.decompressed_kv_bytes == cost.kv_bytes
 
 
-@pytest.mark.parametrize("name", sorted(set(ModelSpec.presets()) - set(PER_HEAD)))
-def test_it_declines_every_other_preset(name: str) -> None:
+@pytest.mark.parametrize("name", ModelSpec.presets())
+def test_it_declines_every_preset_with_latents_or_states(name: str) -> None:
     model = ModelSpec.preset(name)
-    assert plugin.match_model(model) is None
-    assert get_plugins().match(model).name != "mha"
+    claimed = plugin.match_model(model) is not None
+    assert claimed == (get_plugins().match(model).name == "mha")
+    assert claimed != (model.has_latent or model.has_states)
 
 
 def test_it_claims_multi_head_multi_query_and_sliding_windows() -> None:

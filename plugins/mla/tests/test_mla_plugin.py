@@ -36,7 +36,6 @@ LATENT = {
     "glm-5": (78 * (576 * 2 + 132), 64 * (192 + 64 + 256) / 576),
     "minicpm3-4b": (62 * (256 + 32) * 2, 40 * (64 + 32 + 64) / 288),
 }
-NOT_LATENT = set(ModelSpec.presets()) - set(LATENT)
 
 
 def pool(capacity: int, page_size: int = 1, free: int = 0) -> PoolState:
@@ -59,11 +58,18 @@ def test_it_claims_and_serves_models_of_latent_attention(name: str) -> None:
     assert cost.compression_ratio == pytest.approx(ratio)
 
 
-@pytest.mark.parametrize("name", sorted(NOT_LATENT))
-def test_it_declines_every_other_preset(name: str) -> None:
+@pytest.mark.parametrize("name", ModelSpec.presets())
+def test_it_claims_the_presets_whose_attention_is_all_latent(name: str) -> None:
     model = ModelSpec.preset(name)
-    assert plugin.match_model(model) is None
-    assert get_plugins().match(model).name != "mla"
+    claimed = plugin.match_model(model) is not None
+    assert claimed == (get_plugins().match(model).name == "mla")
+    assert claimed == (model.is_latent and not model.has_states)
+
+
+def test_it_serves_compressed_attention_with_its_window() -> None:
+    cost = get_plugins().match(ModelSpec.preset("deepseek-v4-flash")).cost(Deployment(tp=8)).token
+    assert (cost.kv_bytes, cost.swa_bytes) == (21 * (256 + 33) + 20 * 8, 43 * 1024)
+    assert cost.compression_ratio > 100
 
 
 def test_a_hybrid_of_latents_and_states_is_declined() -> None:

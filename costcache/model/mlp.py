@@ -1,0 +1,145 @@
+"""Parameters of the feed-forward part of one layer: dense, or the experts that a token passes."""
+
+from __future__ import annotations
+
+from costcache.model.blocks import EXPERTS
+from costcache.model.fields import Fields
+
+__all__ = ["LATENT", "dense_params", "expert_params"]
+
+# Families whose classes are gated, or not, whatever their activation is called.
+_GATED = ("bitnet", "modernbert-decoder", "zamba")
+_UNGATED = (
+    "apertus",
+    "arcee",
+    "bloom",
+    "codegen",
+    "falcon",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
+    "gpt_neox",
+    "gptj",
+    "nemotron",
+    "nemotron_h",
+    "opt",
+    "persimmon",
+    "phi",
+    "starcoder2",
+    "xglm",
+)
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function", "activation")
+# Activations of two-matrix parts: a gated part is named for its gate (swiglu, geglu) or uses SiLU.
+_PLAIN = ("relu2", "relu_squared", "squared_relu", "xielu")
+_RMS = ("rms_norm_eps", "rms_norm_epsilon", "layernorm_type")
+_CHOSEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "top_k_experts",
+    "moe_k",
+    "moe_topk",
+    "moe_top_k",
+    "experts_per_token",
+)
+_WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size")
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+LATENT = ("moe_latent_size", "routed_expert_hidden_size", "moe_hidden_size")
+"""Width of the space in which routed experts run, if it is narrower (Nemotron-H, Kimi-K3, Muse)."""
+
+# Families whose expert layers are as wide as intermediate_size says, under names that others use too.
+_ONE_WIDTH = ("aria", "cohere2_moe", "flex_olmo", "hunyuan", "olmoe")
+
+
+def dense_params(fields: Fields, hidden: int) -> int:
+    """Parameters of a dense part. Raises `ConfigError` if its width is missing."""
+    return _matrices(fields) * hidden * _dense_width(fields, hidden)
+
+
+def expert_params(fields: Fields, hidden: int) -> int:
+    """Active parameters of an expert layer: chosen routed experts, shared experts, router.
+
+    Raises `ConfigError` if a number or width is missing, or more experts are chosen than there are.
+    """
+    routed = fields.integer(*EXPERTS)
+    chosen = fields.integer(*_CHOSEN)
+    if chosen > routed:
+        raise fields.error("num_experts_per_tok", f"is {chosen} of {routed} experts", "correct one of them")
+    width = _expert_width(fields)
+    latent = fields.integer(*LATENT, default=hidden)
+    total = _matrices(fields) * chosen * latent * width + hidden * routed
+    if latent != hidden:
+        total += 2 * hidden * latent
+    return total + _matrices(fields) * hidden * _shared_width(fields, width)
+
+
+def _matrices(fields: Fields) -> int:
+    """3 for a gated part (gate, up, down), 2 for an ungated one.
+
+    The class of a family decides; for others the activation and, where that says nothing, the norm: the
+    ungated parts came with LayerNorm, the gated ones with RMSNorm.
+    """
+    kind = fields.model_type
+    if kind.startswith(_GATED):
+        return 3
+    if kind in _UNGATED:
+        return 2
+    activation = fields.get(*_ACTIVATIONS)
+    name = activation.lower() if isinstance(activation, str) else ""
+    if "glu" in name or name in ("silu", "swish", "situ", "gegelu"):
+        return 3
+    if name in _PLAIN or fields.has("ffn_dim") or "activation_function" in fields.data:
+        return 2
+    layer_norm = any("layer_norm_ep" in field for field in fields.data) and not fields.has(*_RMS)
+    return 2 if layer_norm and name.startswith(("gelu", "relu", "quick_gelu")) else 3
+
+
+def _dense_width(fields: Fields, hidden: int) -> int:
+    if fields.model_type.startswith("granitemoe") and fields.has("shared_intermediate_size"):
+        return fields.integer("shared_intermediate_size")  # Granite-4 without experts
+    own = [name for name in ("intermediate_size_mlp", "dense_intermediate_size") if fields.has(name)]
+    names = (*own, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "ff_intermediate_size")
+    usual = _matrices(fields) == 2 or fields.model_type.startswith("zamba")
+    width = fields.integer(*names, default=4 * hidden if usual else None)
+    if fields.model_type == "qwen":  # Qwen-1 counts gate and up together
+        return width // 2
+    if not fields.flag("block_auto_adjust_ff_dim"):
+        return width
+    width = 2 * width // 3  # LFM2
+    multiple = fields.integer("block_multiple_of", default=1)
+    return -(-width // multiple) * multiple
+
+
+def _expert_width(fields: Fields) -> int:
+    """Width of a routed expert.
+
+    Families that have dense layers too, or number their experts as DeepSeek or Qwen do, give it a
+    field of its own; read without it, the width of a dense layer would be taken for an expert's.
+    """
+    if fields.has(*_WIDTHS):
+        return fields.integer(*_WIDTHS)
+    one = fields.has("num_local_experts", "expert_layer_period") or fields.model_type.startswith(_ONE_WIDTH)
+    if one and not fields.has("n_routed_experts"):
+        return fields.integer("intermediate_size", "ffn_hidden_size")
+    return fields.integer(_WIDTHS[0])
+
+
+def _shared_width(fields: Fields, width: int) -> int:
+    """Summed width of the shared experts, or of the dense part, that every token also passes through."""
+    count = fields.optional_integer(*_SHARED, least=0)
+    stated = fields.optional_integer(
+        "shared_expert_intermediate_size",  # Qwen
+        "moe_shared_expert_intermediate_size",  # Nemotron-H
+        "share_expert_dim",  # Step-3
+        "shared_experts_intermediate_size",  # dots
+        least=0,
+    )
+    if stated is not None:
+        return stated
+    each = fields.optional_integer("shared_intermediate_size", least=0)
+    if each is not None:  # Granite-4; MiniMax-M3, per shared expert
+        return each * (1 if count is None else count)
+    if fields.model_type.startswith("gemma4"):  # experts run in parallel with the dense part
+        return fields.integer("intermediate_size")
+    if count is None and fields.model_type.startswith(("hunyuan", "llama4")):
+        return width
+    return (count or 0) * width
