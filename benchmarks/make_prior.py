@@ -43,6 +43,8 @@ KINDS = {
     "agents-documents": "agentic",
 }
 """Workloads of which several are alike, and count as one."""
+OBSERVED = (*(name for name in WORKLOADS if name != "random"), *ALL_FILES)
+"""Workloads whose intervals are taken."""
 LEAST_FILL = 5
 """Requests in which a pool fills at least: its turnover means nothing in fewer."""
 LEAST_INTERVALS = 10
@@ -74,10 +76,8 @@ def kind_of(workload: str) -> str:
 
 def observe(workloads: Iterable[str] | None = None) -> list[Observed]:
     """Replay workloads, all by default, and take their intervals."""
-    if workloads is None:
-        workloads = [*(name for name in WORKLOADS if name != "random"), *ALL_FILES]
     found = []
-    for name in workloads:
+    for name in OBSERVED if workloads is None else workloads:
         start = SEED if name in WORKLOADS else 0
         for opening in openings(name, [start], POOLS, REQUESTS):
             if opening.fill >= LEAST_FILL:

@@ -1,7 +1,7 @@
 """The start of a cache: what hazard gains over LRU soon after the pool first fills, and later.
 
     python benchmarks/start.py [--quick] [--workloads NAME ...] [--pools PERCENT ...] [--starts N ...]
-        [--rows FILE] > benchmarks/results/start.md
+        [--rows FILE] [--jobs 1] > benchmarks/results/start.md
 
 Plain replay: prompts are cached, generated tokens are not, one request at a time, from an empty pool to 4,000
 requests after it first fills (the first request at which a victim is asked for). A gain is in points of token
@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from math import isnan
 from pathlib import Path
@@ -33,7 +35,7 @@ from unittest.mock import patch
 
 from _openings import ALL_FILES, Opening, openings
 from _report import table
-from make_prior import Observed, observe, pool
+from make_prior import OBSERVED, Observed, observe, pool
 
 from costcache.policies.hazard.prior import Prior, shipped_prior
 from costcache.settings import Settings
@@ -87,6 +89,11 @@ def measure(opening: Opening, prior: Prior) -> Row:
             for name, hits in matched.items()
         }
     return Row(opening.workload, opening.percent, opening.start, opening.fill, **found)
+
+
+def replay(name: str, start: int, pools: Sequence[int], prior: Prior) -> list[Row]:
+    """Measure one workload from one start at some pool sizes."""
+    return [measure(opening, prior) for opening in openings(name, [start], pools, REQUESTS)]
 
 
 class Cell:
@@ -202,6 +209,7 @@ def main() -> None:
     parser.add_argument("--pools", nargs="+", type=int, default=None, metavar="PERCENT")
     parser.add_argument("--starts", nargs="+", type=int, default=None, help="seeds, and places in tenths")
     parser.add_argument("--rows", type=Path, default=None, metavar="FILE", help="save rows, and resume")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; 1 by default")
     options = parser.parse_args()
     names = options.workloads or (every if not options.quick else ["chat", "few-shot", "multi-turn"])
     pools = options.pools or ((2, 5) if options.quick else POOLS)
@@ -210,29 +218,33 @@ def main() -> None:
         [Row(**json.loads(line)) for line in path.read_text().splitlines()] if path and path.is_file() else []
     )
     known = {(row.workload, row.percent, row.start) for row in rows}
-    observed: list[Observed] | None = None
+    tasks: list[tuple[str, int, list[int]]] = []
     for name in names:
-        prior: Prior | None = shipped_prior() if options.quick else None
         starts = options.starts or (SEEDS[: 2 if options.quick else None] if name in WORKLOADS else PLACES)
         for start in starts:
             left = [percent for percent in pools if (name, percent, start) not in known]
-            for opening in openings(name, [start], left, REQUESTS) if left else ():
-                if prior is None:
-                    observed = observe() if observed is None else observed
-                    prior = pool(observed, without=name)
-                row = measure(opening, prior)
+            if left:
+                tasks.append((name, start, left))
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as processes:
+        observed: list[Observed] = []
+        if tasks and not options.quick:
+            for each in processes.map(observe, ([name] for name in OBSERVED)):
+                observed += each
+        priors = {name: shipped_prior() if options.quick else pool(observed, without=name) for name in names}
+        running = [processes.submit(replay, *task, priors[task[0]]) for task in tasks]
+        for done in as_completed(running):
+            for row in done.result():
                 rows.append(row)
+                gain = row.early["hazard"] - row.early["lru"]
+                where = f"{row.workload} at {row.percent} %, start {row.start}"
+                print(f"{where}: full after {row.fill}, early {gain:+.2f}", file=sys.stderr, flush=True)
                 if path is not None:
                     with path.open("a") as file:
                         file.write(json.dumps(asdict(row)) + "\n")
-                early = row.early
-                print(
-                    f"{name} at {opening.percent} %, start {start}: full after {opening.fill}, early "
-                    f"{early['hazard'] - early['lru']:+.2f}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-    show([row for row in rows if row.workload in names and row.percent in pools])
+    order = {name: at for at, name in enumerate(names)}
+    rows = [row for row in rows if row.workload in order and row.percent in pools]
+    rows.sort(key=lambda row: (order[row.workload], row.percent, row.start))
+    show(rows)
 
 
 if __name__ == "__main__":

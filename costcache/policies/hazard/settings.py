@@ -32,7 +32,7 @@ class HazardSettings(BaseModel):
         6.0, ge=0.0, description="Evicted tokens whose history is remembered, as a multiple of the pool."
     )
     strength: float = Field(
-        5.0, gt=0.0, description="Observed intervals that outweigh what is expected of similar classes."
+        15.0, gt=0.0, description="Observed intervals that outweigh what is expected of similar classes."
     )
     memory: float = Field(
         1.0, gt=0.0, le=1.0, description="Share of what was learned that an estimate leaves to the next one."
