@@ -1,0 +1,223 @@
+"""What vLLM's block pool, its free list and its KV cache manager tell the runs, and what they ask.
+
+Each class here is put before the class of one of vLLM's own objects, see :func:`adopt`. What vLLM does stays as it
+is; the calls are reported once it has done it. If a report fails, vLLM's own list, which is kept in vLLM's own
+order all the time, decides from then on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from costcache.vllm.requests import info, life_of
+from costcache.vllm.runs import Runs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from costcache.binding import Binding
+
+__all__ = ["adopt", "attach"]
+
+logger = logging.getLogger("costcache")
+
+
+def attach(manager: Any, binding: Binding) -> Runs:
+    """Let a policy choose the victims of a KV cache manager of one group with full attention."""
+    pool = manager.block_pool
+    runs = Runs(binding, pool.blocks, pool.free_block_queue, lambda: pool._reuse_watchers)
+    adopt(pool.free_block_queue, Queue)
+    adopt(pool, Blocks)
+    adopt(manager, Manager)
+    pool.free_block_queue.runs = runs
+    pool.free_block_queue.give_up = pool.give_up
+    pool.free_block_queue.drop_hash = pool._maybe_evict_cached_block
+    pool.runs = runs
+    pool.leaving = {}
+    pool.request = None
+    return runs
+
+
+def adopt(thing: Any, before: type) -> None:
+    """Put a class before that of an object, whatever that is."""
+    thing.__class__ = _joined(before, type(thing))
+
+
+@functools.cache
+def _joined(before: type, of: type) -> type:
+    return type(of.__name__, (before, of), {"__module__": before.__module__})
+
+
+class Queue:
+    """The free list: the policy's victims come first."""
+
+    runs: Runs | None
+    give_up: Callable[[str, Exception], None]
+    drop_hash: Callable[[Any], bool]
+
+    def popleft_n(self: Any, n: int) -> list[Any]:
+        """Take the next ``n`` blocks to evict."""
+        runs = self.runs
+        if runs is None or not n:
+            return self.first(n)  # type: ignore[no-any-return]
+        try:
+            taken = runs.victims(n)
+        except Exception as error:
+            taken = runs.taken
+            self.give_up("choosing victims", error)
+            if len(taken) < n:
+                taken += self.first(n - len(taken))
+        if len(taken) > n:  # the policy evicts more than is needed: they are free, and next
+            more = taken[n:]
+            del taken[n:]
+            for block in more:
+                self.drop_hash(block)
+            self.prepend_n(more)
+        return taken
+
+    def first(self: Any, n: int) -> list[Any]:
+        """Take the first ``n`` blocks of the list."""
+        return super().popleft_n(n)  # type: ignore[misc,no-any-return]
+
+    def iter_blocks_after(self: Any, cursor: Any) -> Iterator[Any]:
+        """Free blocks in the order of eviction.
+
+        From the first one, wherever the last reader stopped: in between the policy may have changed its mind.
+        """
+        if self.runs is None:
+            return super().iter_blocks_after(cursor)  # type: ignore[misc,no-any-return]
+        return self.runs.ranked()
+
+
+class Blocks:
+    """The block pool: reports what becomes of blocks."""
+
+    def give_up(self: Any, what: str, error: Exception) -> None:
+        """Leave the choice to vLLM's own LRU from now on."""
+        logger.error("costcache: %s failed, and vLLM's own LRU takes over", what, exc_info=error)
+        self.runs = self.free_block_queue.runs = None
+        self.leaving.clear()
+
+    def touch(self: Any, blocks: Sequence[Any]) -> None:
+        """Blocks were found for a request, if one is being allocated."""
+        super().touch(blocks)  # type: ignore[misc]
+        if self.request is not None:
+            self.follow(self.request, blocks, len(blocks), found=True)
+
+    def cache_full_blocks(
+        self: Any,
+        request: Any,
+        blocks: list[Any],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None = None,
+    ) -> None:
+        """Blocks of a request are full. Those of its prompt are reported at once, others when it ends."""
+        super().cache_full_blocks(  # type: ignore[misc]
+            request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
+        )
+        if num_full_blocks * block_size <= request.num_prompt_tokens:
+            self.follow(request, blocks, num_full_blocks)
+
+    def follow(
+        self: Any, request: Any, blocks: Sequence[Any], count: int, *, found: bool = False
+    ) -> None:
+        """Let a request's path go on to its first ``count`` blocks, which were ``found`` or computed."""
+        runs = self.runs
+        if runs is None or not count:
+            return
+        try:
+            life = life_of(request, runs.pool)
+            if life.held is None:
+                life.held = runs.hold(life.record)
+                if found and not life.record.counted:  # a resumed request finds its own tokens
+                    life.record.matched = count * runs.size
+            runs.advance(life.held, blocks, count)
+        except Exception as error:
+            self.give_up("following a request", error)
+
+    def leave(self: Any, request: Any, manager: Any) -> None:
+        """A request is about to give up its blocks, now or later; it ends when they are freed."""
+        runs, name = self.runs, request.request_id
+        blocks = manager.req_to_blocks.get(name)
+        if runs is None or not blocks:
+            return
+        self.follow(request, blocks, manager.num_cached_block.get(name, 0))
+        try:
+            life = life_of(request, runs.pool)
+            held = life.held
+            if held is not None:
+                life.held = None
+                if request.is_finished():
+                    held.info = info(request, life.record)
+                self.leaving[blocks[-1].block_id] = held  # its last block is always its own
+        except Exception as error:
+            self.give_up("ending a request", error)
+
+    def free_blocks(self: Any, ordered_blocks: Iterable[Any]) -> None:
+        """Blocks were freed; if they are those of a request, from back to front, it ends."""
+        ordered = list(ordered_blocks)
+        super().free_blocks(ordered)  # type: ignore[misc]
+        if self.leaving and ordered:
+            leaving = self.leaving.pop(ordered[0].block_id, None)
+            if leaving is not None and self.runs is not None:
+                try:
+                    self.runs.release(leaving)
+                except Exception as error:
+                    self.give_up("ending a request", error)
+
+    def evict_blocks(self: Any, block_ids: set[int]) -> None:
+        """Blocks lost their contents: they and what follows them are next."""
+        super().evict_blocks(block_ids)  # type: ignore[misc]
+        runs = self.runs
+        if runs is None:
+            return
+        try:
+            for block_id in sorted(block_ids):
+                block = self.blocks[block_id]
+                if not block.ref_cnt and runs.owns(block):
+                    self._to_the_front(runs.forget(block))
+        except Exception as error:
+            self.give_up("evicting blocks", error)
+
+    def _to_the_front(self: Any, blocks: list[Any]) -> None:
+        queue = self.free_block_queue
+        free = [block for block in blocks if not block.ref_cnt and block.block_id not in self._reuse_watchers]
+        for block in free:
+            queue.remove(block)
+        queue.prepend_n(free)
+
+    def reset_prefix_cache(self: Any) -> bool:
+        """All blocks lost their contents, if none is in use."""
+        done: bool = super().reset_prefix_cache()  # type: ignore[misc]
+        if done and self.runs is not None:
+            self.leaving.clear()
+            self.runs.reset()
+        return done
+
+
+class Manager:
+    """The KV cache manager: says for which request blocks are allocated and freed."""
+
+    def allocate_slots(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Allocate blocks for a request."""
+        pool = self.block_pool
+        pool.request = request
+        try:
+            return super().allocate_slots(request, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            pool.request = None
+
+    def free(self: Any, request: Any) -> None:
+        """Free the blocks of a request."""
+        self.block_pool.leave(request, self.coordinator.single_type_managers[0])
+        super().free(request)  # type: ignore[misc]
+
+    def pop_blocks_for_free(self: Any, request: Any) -> list[Any]:
+        """Give the blocks of a request to the scheduler, which frees them later."""
+        self.block_pool.leave(request, self.coordinator.single_type_managers[0])
+        return super().pop_blocks_for_free(request)  # type: ignore[misc,no-any-return]

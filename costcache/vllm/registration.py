@@ -1,0 +1,120 @@
+"""Makes vLLM's schedulers ours: each reads the settings for itself, and is vLLM's own without them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from costcache._version import described
+from costcache.vllm.blocks import attach
+from costcache.vllm.build import bind, is_tested, read_config, serving
+
+if TYPE_CHECKING:
+    from costcache.binding import Binding
+    from costcache.vllm.build import VllmSettings
+
+__all__ = ["choose", "register", "why_not"]
+
+logger = logging.getLogger("costcache")
+
+_MARK = "_costcache"
+
+
+def register() -> None:
+    """Wrap vLLM's choice of a scheduler class, once per process."""
+    from vllm.config import SchedulerConfig
+
+    choice = SchedulerConfig.get_scheduler_cls
+    if hasattr(choice, _MARK):
+        return
+
+    @functools.wraps(choice)
+    def get_scheduler_cls(self: Any) -> Any:
+        return scheduler_class(choice(self))
+
+    setattr(get_scheduler_cls, _MARK, True)
+    SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+
+
+@functools.cache
+def scheduler_class(base: Any) -> Any:
+    """A scheduler class of vLLM, or of another plugin, that reads the settings when a scheduler is made."""
+
+    class CostScheduler(base):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+            settings = read_config(vllm_config)
+            if settings is None or not is_tested(settings):
+                super().__init__(vllm_config, *args, **kwargs)
+                return
+            with serving(vllm_config):
+                super().__init__(vllm_config, *args, **kwargs)
+            choose(self.kv_cache_manager, vllm_config, settings)
+
+    CostScheduler.__name__ = base.__name__
+    CostScheduler.__qualname__ = base.__qualname__
+    CostScheduler.__doc__ = base.__doc__
+    return CostScheduler
+
+
+def choose(manager: Any, vllm_config: Any, settings: VllmSettings) -> bool:
+    """Let the policy of the settings choose victims, where it can, and log what is in force.
+
+    Args:
+        manager: vLLM's ``KVCacheManager``.
+        vllm_config: vLLM's configuration.
+        settings: The settings.
+
+    Returns:
+        Whether it does.
+
+    Raises:
+        SettingsError: A setting is wrong.
+        PluginError: No plugin or policy can serve the model.
+        ConfigError: The model's config cannot be read.
+    """
+    groups = manager.coordinator.single_type_managers
+    binding = bind(vllm_config, settings, groups[0].block_size if groups else 1)
+    reason = why_not(manager)
+    if reason is not None:
+        logger.warning("costcache: vLLM's own LRU stays in force: %s", reason)
+        return False
+    attach(manager, binding)
+    _log(manager, binding)
+    return True
+
+
+def why_not(manager: Any) -> str | None:
+    """Say why no policy can choose among the blocks of a manager; None if one can."""
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+    groups, pool = manager.coordinator.single_type_managers, manager.block_pool
+    if not manager.enable_caching:
+        return "prefix caching is off, so there is nothing to decide"
+    if len(groups) != 1:
+        kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
+        return f"the model has {len(groups)} KV cache groups ({kinds or 'none'}), and only one is served"
+    if type(groups[0]) is not FullAttentionManager:
+        return f"its layers are of the kind {type(groups[0].kv_cache_spec).__name__}, not full attention"
+    if pool.hash_block_size != groups[0].block_size:
+        return f"blocks of {groups[0].block_size} tokens are hashed in parts of {pool.hash_block_size}"
+    return None
+
+
+def _log(manager: Any, binding: Binding) -> None:
+    from vllm import __version__
+
+    architecture, pool = binding.architecture, manager.block_pool
+    logger.info(
+        "costcache %s: vLLM %s, plugin %r (specificity %d) for %s, policy %r, pool 'kv' of %d blocks of %d "
+        "tokens (%s B per token by the cost model)",
+        described(),
+        __version__,
+        architecture.name,
+        architecture.specificity,
+        architecture.model.architecture,
+        pool.runs.pool.policy,
+        pool.num_gpu_blocks - 1,
+        binding.page_size,
+        f"{binding.cost.token.kv_bytes:,}",
+    )
