@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from costcache.eviction import Refused
 from costcache.radix.node import shared_pages
-from costcache.records import Action, NodeRecord, PoolState, RequestRecord, Victim
+from costcache.records import Action, NodeRecord, RequestRecord, Victim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -126,17 +126,8 @@ class Runs:
         self._queue = queue
         self._kept = kept
         self._where: list[Run | None] = [None] * len(blocks)
-        self._held: dict[int, Held] = {}
-        self._capacity = (len(blocks) - 1) * self.size
-        self.pool: Pool = binding.pool("kv", self.take, measure=self.state)
-
-    def state(self) -> PoolState:
-        """Measure the pool as it is now."""
-        pool, size, capacity = self.pool, self.size, self._capacity
-        free_list = self._queue.num_free_blocks * size
-        evictable = min(free_list, pool.cached - pool.pinned)
-        reserved = max(0, capacity - free_list - pool.pinned)
-        return PoolState("kv", "tokens", capacity, free_list - evictable, evictable, reserved, size)
+        self._held: dict[Held, None] = {}  # a set in order
+        self.pool: Pool = binding.pool("kv", self.take, capacity=(len(blocks) - 1) * self.size)
 
     def owns(self, block: Any) -> bool:
         """Whether a block is in a run."""
@@ -148,7 +139,7 @@ class Runs:
         """Begin the path of a request, which holds no blocks yet."""
         held = Held(request, self.pool.root)
         self.pool.pin(held.run)
-        self._held[request.number] = held
+        self._held[held] = None
         return held
 
     def advance(self, held: Held, blocks: Sequence[Any], end: int) -> None:
@@ -229,28 +220,28 @@ class Runs:
     def release(self, held: Held) -> None:
         """The blocks of a request were freed: they are as recent as they will be, and may be evicted."""
         pool = self.pool
-        del self._held[held.request.number]
-        path = self._path(held)
-        pool.clock.accesses += 1
-        pool.use(path, held.request)
+        del self._held[held]
+        path = self._freed(held)
+        for run in reversed(path):  # what comes first in the prompt is the most recent, wherever it is moved
+            pool.clock.accesses += 1
+            pool.use([run], held.request)
         pool.unpin(held.run)
         if any(run.locks and not run.blocks[0].ref_cnt for run in path):
             # Another request holds a copy of it, and the rest of its path was moved away from there.
-            for other in self._held.values():
+            for other in self._held:
                 self._walk(other.blocks, 0, other.length, pool.root)
         if held.info is not None:
             pool.finish(held.request, held.info)
 
-    def _path(self, held: Held) -> list[Run]:
-        """The runs of a path whose blocks were freed; a run moves only if what it follows is free, too."""
+    def _freed(self, held: Held) -> list[Run]:
+        """The runs of a path whose blocks were freed; one moves back to it from a copy that is free, too."""
         blocks, where, at = held.blocks, self._where, 0
         path: list[Run] = []
-        parent: Run | None = None
+        parent: NodeRecord = self.pool.root
         while at < held.length and (run := where[blocks[at].block_id]) is not None:
             above = run.parent
-            if above is not parent and parent is not None and isinstance(above, Run):
-                if not above.blocks[0].ref_cnt:
-                    self.pool.move(run, parent)
+            if above is not parent and isinstance(above, Run) and not above.blocks[0].ref_cnt:
+                self.pool.move(run, parent)
             path.append(run)
             parent = run
             at += len(run.blocks)
@@ -278,7 +269,9 @@ class Runs:
             taken += queue.first(loose)
         short = count - loose
         if short:
-            self.pool.evict(short * self.size)
+            pool, size = self.pool, self.size
+            pool.reserved = max(0, pool.capacity - pool.pinned - queue.num_free_blocks * size)
+            pool.evict(short * size)
             while len(taken) < count:
                 # Blocks that nobody uses, but a path does: the other copies of what a request holds.
                 block = queue.first(1)[0]
