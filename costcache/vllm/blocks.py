@@ -12,10 +12,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from costcache.vllm.requests import info, life_of
-from costcache.vllm.runs import Runs
+from costcache.vllm.runs import Held, Runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from costcache.binding import Binding
 
@@ -27,16 +27,14 @@ logger = logging.getLogger("costcache")
 def attach(manager: Any, binding: Binding) -> Runs:
     """Let a policy choose the victims of a KV cache manager of one group with full attention."""
     pool = manager.block_pool
-    runs = Runs(binding, pool.blocks, pool.free_block_queue, lambda: pool._reuse_watchers)
-    adopt(pool.free_block_queue, Queue)
-    adopt(pool, Blocks)
-    adopt(manager, Manager)
-    pool.free_block_queue.runs = runs
-    pool.free_block_queue.give_up = pool.give_up
-    pool.free_block_queue.drop_hash = pool._maybe_evict_cached_block
+    queue = pool.free_block_queue
+    runs = Runs(binding, pool)
+    for thing, before in ((queue, Queue), (pool, Blocks), (manager, Manager)):
+        adopt(thing, before)
     pool.runs = runs
     pool.leaving = {}
     pool.request = None
+    queue.pool = pool
     return runs
 
 
@@ -53,29 +51,28 @@ def _joined(before: type, of: type) -> type:
 class Queue:
     """The free list: the policy's victims come first."""
 
-    runs: Runs | None
-    give_up: Callable[[str, Exception], None]
-    drop_hash: Callable[[Any], bool]
+    pool: Blocks
 
     def popleft_n(self: Any, n: int) -> list[Any]:
         """Take the next ``n`` blocks to evict."""
-        runs = self.runs
+        pool = self.pool
+        runs = pool.runs
         if runs is None or not n:
             return self.first(n)  # type: ignore[no-any-return]
         try:
             taken = runs.victims(n)
         except Exception as error:
+            pool.give_up("choosing victims", error)
             taken = runs.taken
-            self.give_up("choosing victims", error)
             if len(taken) < n:
                 taken += self.first(n - len(taken))
         if len(taken) > n:  # the policy evicts more than is needed: they are free, and next
             more = taken[n:]
             del taken[n:]
             for block in more:
-                self.drop_hash(block)
+                pool._maybe_evict_cached_block(block)
             self.prepend_n(more)
-        return taken
+        return taken  # type: ignore[no-any-return]
 
     def first(self: Any, n: int) -> list[Any]:
         """Take the first ``n`` blocks of the list."""
@@ -86,18 +83,28 @@ class Queue:
 
         From the first one, wherever the last reader stopped: in between the policy may have changed its mind.
         """
-        if self.runs is None:
+        if self.pool.runs is None:
             return super().iter_blocks_after(cursor)  # type: ignore[misc,no-any-return]
-        return self.runs.ranked()
+        return self.pool.runs.ranked()  # type: ignore[no-any-return]
 
 
 class Blocks:
-    """The block pool: reports what becomes of blocks."""
+    """The block pool: reports what becomes of blocks.
+
+    Attributes:
+        runs: The runs; None once vLLM's own order has taken over.
+        leaving: Paths of requests that have ended and whose blocks are not free yet, by the id of the last block.
+        request: The request that blocks are being allocated for.
+    """
+
+    runs: Runs | None
+    leaving: dict[int, Held]
+    request: Any
 
     def give_up(self: Any, what: str, error: Exception) -> None:
         """Leave the choice to vLLM's own LRU from now on."""
         logger.error("costcache: %s failed, and vLLM's own LRU takes over", what, exc_info=error)
-        self.runs = self.free_block_queue.runs = None
+        self.runs = None
         self.leaving.clear()
 
     def touch(self: Any, blocks: Sequence[Any]) -> None:
@@ -121,12 +128,18 @@ class Blocks:
             request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
         )
         if num_full_blocks * block_size <= request.num_prompt_tokens:
-            self.follow(request, blocks, num_full_blocks)
+            self.follow(request, blocks, num_full_blocks, new=True)
 
     def follow(
-        self: Any, request: Any, blocks: Sequence[Any], count: int, *, found: bool = False
+        self: Any,
+        request: Any,
+        blocks: Sequence[Any],
+        count: int,
+        *,
+        found: bool = False,
+        new: bool = False,
     ) -> None:
-        """Let a request's path go on to its first ``count`` blocks, which were ``found`` or computed."""
+        """Let a request's path go on to its first ``count`` blocks, which were found, or are new."""
         runs = self.runs
         if runs is None or not count:
             return
@@ -136,7 +149,7 @@ class Blocks:
                 life.held = runs.hold(life.record)
                 if found and not life.record.counted:  # a resumed request finds its own tokens
                     life.record.matched = count * runs.size
-            runs.advance(life.held, blocks, count)
+            runs.advance(life.held, blocks, count, new=new)
         except Exception as error:
             self.give_up("following a request", error)
 
@@ -179,13 +192,16 @@ class Blocks:
         try:
             for block_id in sorted(block_ids):
                 block = self.blocks[block_id]
-                if not block.ref_cnt and runs.owns(block):
-                    self._to_the_front(runs.forget(block))
+                if not block.ref_cnt and runs.forget(block):
+                    self.discard([block])
         except Exception as error:
             self.give_up("evicting blocks", error)
 
-    def _to_the_front(self: Any, blocks: list[Any]) -> None:
+    def discard(self: Any, blocks: list[Any]) -> None:
+        """Evict blocks that nobody can find: those that are free come first from now on."""
         queue = self.free_block_queue
+        for block in blocks:
+            self._maybe_evict_cached_block(block)
         free = [block for block in blocks if not block.ref_cnt and block.block_id not in self._reuse_watchers]
         for block in free:
             queue.remove(block)

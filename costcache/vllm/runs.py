@@ -18,11 +18,12 @@ from costcache.radix.node import shared_pages
 from costcache.records import Action, NodeRecord, RequestRecord, Victim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from costcache.binding import Binding
     from costcache.pool import Pool
     from costcache.records import RequestInfo
+    from costcache.vllm.blocks import Blocks
 
 __all__ = ["Held", "Run", "Runs"]
 
@@ -110,28 +111,34 @@ class Runs:
         taken: Blocks that the eviction under way has freed.
     """
 
-    def __init__(self, binding: Binding, blocks: list[Any], queue: Any, kept: Callable[[], Any]) -> None:
+    def __init__(self, binding: Binding, vllm: Blocks) -> None:
         """Start with an empty cache.
 
         Args:
             binding: The model, its policy and its plugin; its page is a block.
-            blocks: vLLM's blocks by id; the first is the null block.
-            queue: vLLM's ``FreeKVCacheBlockQueue``.
-            kept: Gives the ids of free blocks to take last, by a container.
+            vllm: vLLM's block pool.
         """
         self.size = binding.page_size
         self.taken: list[Any] = []
         self._step = binding.trim_step()
-        self._blocks = blocks
-        self._queue = queue
-        self._kept = kept
-        self._where: list[Run | None] = [None] * len(blocks)
+        self._vllm: Any = vllm
+        self._queue: Any = self._vllm.free_block_queue
         self._held: dict[Held, None] = {}  # a set in order
-        self.pool: Pool = binding.pool("kv", self.take, capacity=(len(blocks) - 1) * self.size)
+        count = len(self._vllm.blocks)
+        self._where: list[Run | None] = [None] * count
+        self.pool: Pool = binding.pool("kv", self.take, capacity=(count - 1) * self.size)
 
-    def owns(self, block: Any) -> bool:
-        """Whether a block is in a run."""
-        return self._where[block.block_id] is not None
+    def _run_of(self, block: Any, at: int) -> Run | None:
+        """The run that has a block, the prompt's block number ``at``; None if no run has it.
+
+        Entries are not cleared when blocks leave their run: that costs as much as all the rest of an eviction.
+        """
+        run = self._where[block.block_id]
+        if run is not None:
+            index = at - run.depth // self.size
+            if 0 <= index < len(run.blocks) and run.blocks[index] is block:
+                return run
+        return None
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -142,41 +149,42 @@ class Runs:
         self._held[held] = None
         return held
 
-    def advance(self, held: Held, blocks: Sequence[Any], end: int) -> None:
+    def advance(self, held: Held, blocks: Sequence[Any], end: int, *, new: bool = False) -> None:
         """Let a request's path go on to the first ``end`` of its blocks, all of them cached.
 
-        Those that are in runs are used; the others become a run.
+        Args:
+            held: The path.
+            blocks: The request's blocks. Those that are in runs are used; the others become a run.
+            end: Blocks to go on to.
+            new: Nobody else has seen the blocks yet, so they are in no run.
         """
-        pool, where, at, request = self.pool, self._where, held.length, held.request
+        pool, at, request = self.pool, held.length, held.request
         held.blocks = blocks
         if at >= end:
             return
         pool.clock.accesses += 1
         parent, last = held.run, held.run
         while at < end:
-            if where[blocks[at].block_id] is None:
-                stop = at + 1
-                while stop < end and where[blocks[stop].block_id] is None:
-                    stop += 1
-                parent = self._append(parent, list(blocks[at:stop]), at, request)
-                at = stop
-            else:
-                path = self._walk(blocks, at, end, parent)
+            path = [] if new else self._walk(blocks, at, end, parent)
+            if path:
                 pool.use(path, request)
                 parent = path[-1]
                 at = (parent.depth + parent.tokens) // self.size
+                continue
+            stop = end if new else at + 1
+            while stop < end and self._run_of(blocks[stop], stop) is None:
+                stop += 1
+            parent = self._append(parent, list(blocks[at:stop]), at, request)
+            at = stop
         held.run, held.length = parent, end
         pool.pin(parent)
         pool.unpin(last)
 
     def _walk(self, blocks: Sequence[Any], at: int, end: int, parent: NodeRecord) -> list[NodeRecord]:
         """The runs of consecutive blocks, up to the first one that is in none; they follow each other then."""
-        pool, where = self.pool, self._where
+        pool = self.pool
         path: list[NodeRecord] = []
-        while at < end:
-            run = where[blocks[at].block_id]
-            if run is None:
-                break
+        while at < end and (run := self._run_of(blocks[at], at)) is not None:
             run = self._cut(run, blocks, at, end)
             if run.parent is not parent:
                 pool.move(run, parent)
@@ -235,10 +243,10 @@ class Runs:
 
     def _freed(self, held: Held) -> list[Run]:
         """The runs of a path whose blocks were freed; one moves back to it from a copy that is free, too."""
-        blocks, where, at = held.blocks, self._where, 0
+        blocks, at = held.blocks, 0
         path: list[Run] = []
         parent: NodeRecord = self.pool.root
-        while at < held.length and (run := where[blocks[at].block_id]) is not None:
+        while at < held.length and (run := self._run_of(blocks[at], at)) is not None:
             above = run.parent
             if above is not parent and isinstance(above, Run) and not above.blocks[0].ref_cnt:
                 self.pool.move(run, parent)
@@ -250,35 +258,33 @@ class Runs:
     # -- evictions ---------------------------------------------------------------------------
 
     def victims(self, count: int) -> list[Any]:
-        """Take so many blocks out of the free list: those that nobody can find again, then the policy's.
+        """Take so many blocks out of the free list: those without contents, then the policy's.
 
         The list must have as many. More may be taken, after the first ``count``, if the policy evicts more.
         """
-        queue, where = self._queue, self._where
+        queue, pool, size = self._queue, self.pool, self.size
         self.taken = taken = []
-        block, loose = queue.fake_free_list_head.next_free_block, 0
-        while loose < count:
-            run = where[block.block_id]
-            if run is not None:
-                if block.block_hash is not None:
-                    break
-                self.forget(block)
-            loose += 1
-            block = block.next_free_block
-        if loose:
-            taken += queue.first(loose)
-        short = count - loose
-        if short:
-            pool, size = self.pool, self.size
+        empty = self._empty(count)
+        if empty:
+            taken += queue.first(empty)
+        if empty < count:
             pool.reserved = max(0, pool.capacity - pool.pinned - queue.num_free_blocks * size)
-            pool.evict(short * size)
-            while len(taken) < count:
-                # Blocks that nobody uses, but a path does: the other copies of what a request holds.
+            pool.evict((count - empty) * size)
+            while len(taken) < count:  # something else than a request holds what follows
                 block = queue.first(1)[0]
-                if where[block.block_id] is not None:
-                    self.forget(block)
                 taken.append(block)
+                self.forget(block)
         return taken
+
+    def _empty(self, count: int) -> int:
+        """Blocks without contents at the head of the list, up to a count; in vLLM's order they come first."""
+        block, empty = self._queue.fake_free_list_head.next_free_block, 0
+        while empty < count and block.block_hash is None:
+            if self.forget(block):  # it lost them while it was in use, and what follows it comes first now
+                return self._empty(count)
+            empty += 1
+            block = block.next_free_block
+        return empty
 
     def take(self, victim: Victim, needed: int) -> int | Refused:
         """Free a run, or as much of its tail as ``needed`` asks for; the pool calls this."""
@@ -296,25 +302,36 @@ class Runs:
         if victim.tokens is not None:
             needed = victim.at_most(needed)
         keep = (tokens - needed) // step * step // size if step and needed < tokens else 0
-        kept, where, taken = self._kept(), self._where, self.taken
-        at = len(blocks)
+        count = self._unlink(blocks, keep)
+        if not count:
+            return Refused.NOT_NOW
+        self._drop_tail(run, len(blocks) - count)
+        return count * size
+
+    def _unlink(self, blocks: list[Any], keep: int) -> int:
+        """Take blocks out of the free list, from the last one on but for the first ``keep``.
+
+        Stops at one that something else than a request holds, or that has to stay to the last. Returns how many.
+        """
+        last = self._vllm._reuse_watchers
+        at, before, after = len(blocks), None, None
         while at > keep:
             block = blocks[at - 1]
-            before, after = block.prev_free_block, block.next_free_block
-            if before is None or block.block_id in kept:
-                break  # in use by something else than a request
-            before.next_free_block = after
-            after.prev_free_block = before
+            if block.ref_cnt or (last and block.block_id in last):
+                break
+            if block is not after:  # not the neighbour of the one before, as it is if they were freed together
+                if after is not None:
+                    before.next_free_block, after.prev_free_block = after, before
+                before = block.prev_free_block
+            after = block.next_free_block
             block.prev_free_block = block.next_free_block = None
-            where[block.block_id] = None
-            taken.append(block)
             at -= 1
-        freed = (len(blocks) - at) * size
-        if not freed:
-            return Refused.NOT_NOW
-        self._queue.num_free_blocks -= len(blocks) - at
-        self._drop_tail(run, at)
-        return freed
+        if after is not None:
+            before.next_free_block, after.prev_free_block = after, before
+        count = len(blocks) - at
+        self._queue.num_free_blocks -= count
+        self.taken += reversed(blocks[at:])
+        return count
 
     def _drop_tail(self, run: Run, keep: int) -> None:
         """Report that all but the first blocks of a leaf are gone; an order may look at them one last time."""
@@ -325,16 +342,16 @@ class Runs:
             self.pool.remove(run)
             run.blocks = []  # the order may keep the record for a while
 
-    def forget(self, block: Any) -> list[Any]:
-        """Take a block that is gone out of its run, and what follows it, which nobody can find any more.
+    def forget(self, block: Any) -> bool:
+        """Take a block that lost its contents out of its run, with all that follows: nobody can find that again.
 
         Returns:
-            The blocks that were taken out.
+            Whether it was in a run.
         """
         run = self._where[block.block_id]
-        if run is None:
-            return []
-        at = next(index for index, each in enumerate(run.blocks) if each is block)
+        at = -1 if run is None else next((i for i, each in enumerate(run.blocks) if each is block), -1)
+        if run is None or at < 0:
+            return False
         after: dict[NodeRecord | None, list[NodeRecord]] = {}
         if run.live_children:
             for record in self.pool.live.values():
@@ -345,21 +362,17 @@ class Runs:
         gone: list[Any] = []
         for record in reversed(below):
             if isinstance(record, Run):
-                gone += self._cut_loose(record, at if record is run else 0)
-        return gone
-
-    def _cut_loose(self, run: Run, keep: int) -> list[Any]:
-        blocks = run.blocks[keep:]
-        for each in blocks:
-            self._where[each.block_id] = None
-        self._drop_tail(run, keep)
-        return blocks
+                keep = at if record is run else 0
+                gone += record.blocks[keep:]
+                self._drop_tail(record, keep)
+        self._vllm.discard([each for each in gone if each is not block])
+        return True
 
     def ranked(self) -> Iterator[Any]:
         """Free blocks in the order of eviction, as far as that is known without evicting: leaf by leaf."""
-        queue, where, pool = self._queue, self._where, self.pool
+        queue, pool = self._queue, self.pool
         block = queue.fake_free_list_head.next_free_block
-        while block is not queue.fake_free_list_tail and where[block.block_id] is None:
+        while block is not queue.fake_free_list_tail and block.block_hash is None:
             yield block
             block = block.next_free_block
         named: list[Victim] = []
@@ -376,7 +389,7 @@ class Runs:
 
     def reset(self) -> None:
         """Forget all blocks and start the policy afresh."""
-        self._where = [None] * len(self._blocks)
+        self._where = [None] * len(self._where)
         self._held.clear()
         for record in self.pool.live.values():
             record.blocks = []  # type: ignore[attr-defined]  # a Run

@@ -199,18 +199,16 @@ class Server:
         for run in records:
             assert run.live_children == children.get(id(run), 0)
         for block in pool.blocks:
-            assert runs._where[block.block_id] is owned.get(block.block_id)
+            run = owned.get(block.block_id)
+            if run is not None:
+                assert runs._where[block.block_id] is run
+            elif block.ref_cnt == 0:
+                assert block.block_hash is None or block.is_null
         # What a request holds is locked, and each free block that is cached can be evicted.
-        for request in [*self.running.values()]:
-            held = getattr(request, "_costcache", None)
-            held = None if held is None else held.held
-            if held is not None:
-                current = held.run
-                for block in reversed(held.blocks[: held.length]):
-                    if block.block_id in owned and owned[block.block_id] is not current:
-                        current = current.parent
-                    assert owned.get(block.block_id) in {current, None}
-                assert held.run.locks
+        for request in self.running.values():
+            life = getattr(request, "_costcache", None)
+            if life is not None and life.held is not None:
+                assert life.held.run.locks
         for run in records:
             if run.locks and not self.pinned:
                 assert all(block.ref_cnt for block in run.blocks), run
