@@ -11,7 +11,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from costcache.vllm.requests import info, life_of
+from costcache.vllm.requests import info, keep_list, life_of
 from costcache.vllm.runs import Held, Runs
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Blocks:
 
     Attributes:
         runs: The runs; None once vLLM's own order has taken over.
-        leaving: Paths of requests that have ended and whose blocks are not free yet, by the id of the last block.
+        leaving: Paths of requests that gave up their blocks, which are not free yet, by the id of the last one.
         request: The request that blocks are being allocated for.
     """
 
@@ -129,6 +129,8 @@ class Blocks:
         )
         if num_full_blocks * block_size <= request.num_prompt_tokens:
             self.follow(request, blocks, num_full_blocks, new=True)
+        elif num_cached_blocks < num_full_blocks:
+            keep_list(request, blocks)
 
     def follow(
         self: Any,
@@ -149,50 +151,60 @@ class Blocks:
                 life.held = runs.hold(life.record)
                 if found and not life.record.counted:  # a resumed request finds its own tokens
                     life.record.matched = count * runs.size
-            runs.advance(life.held, blocks, count, new=new)
+            runs.advance(life.held, blocks, count, found=found, new=new)
         except Exception as error:
             self.give_up("following a request", error)
 
-    def leave(self: Any, request: Any, manager: Any) -> None:
-        """A request is about to give up its blocks, now or later; it ends when they are freed."""
+    def leave(self: Any, request: Any, manager: Any) -> Held | None:
+        """A request is about to give up its blocks: returns its path, to be released once they are free."""
         runs, name = self.runs, request.request_id
         blocks = manager.req_to_blocks.get(name)
         if runs is None or not blocks:
-            return
+            return None
         self.follow(request, blocks, manager.num_cached_block.get(name, 0))
         try:
             life = life_of(request, runs.pool)
-            held = life.held
-            if held is not None:
-                life.held = None
-                if request.is_finished():
-                    held.info = info(request, life.record)
-                self.leaving[blocks[-1].block_id] = held  # its last block is always its own
+            held, life.held = life.held, None
+            if held is not None and request.is_finished():
+                held.info = info(request, life.record)
+            return held
         except Exception as error:
             self.give_up("ending a request", error)
+            return None
 
     def free_blocks(self: Any, ordered_blocks: Iterable[Any]) -> None:
         """Blocks were freed; if they are those of a request, from back to front, it ends."""
+        if not self.leaving:
+            super().free_blocks(ordered_blocks)  # type: ignore[misc]
+            return
         ordered = list(ordered_blocks)
         super().free_blocks(ordered)  # type: ignore[misc]
-        if self.leaving and ordered:
-            leaving = self.leaving.pop(ordered[0].block_id, None)
-            if leaving is not None and self.runs is not None:
-                try:
-                    self.runs.release(leaving)
-                except Exception as error:
-                    self.give_up("ending a request", error)
+        held = self.leaving.pop(ordered[0].block_id, None) if ordered else None
+        if held is not None:
+            self.release(held)
+
+    def release(self: Any, held: Held | None) -> None:
+        """The blocks of a request are free."""
+        if held is not None and self.runs is not None:
+            try:
+                self.runs.release(held)
+            except Exception as error:
+                self.give_up("ending a request", error)
 
     def evict_blocks(self: Any, block_ids: set[int]) -> None:
         """Blocks lost their contents: they and what follows them are next."""
+        numbers = {
+            number: self.blocks[number].block_hash_num_tokens // self.runs.size - 1
+            for number in sorted(block_ids)
+            if self.runs is not None and self.blocks[number].block_hash is not None
+        }
         super().evict_blocks(block_ids)  # type: ignore[misc]
-        runs = self.runs
-        if runs is None:
-            return
         try:
-            for block_id in sorted(block_ids):
-                block = self.blocks[block_id]
-                if not block.ref_cnt and runs.forget(block):
+            for number, at in numbers.items():
+                block = self.blocks[number]
+                if block.ref_cnt:
+                    self.runs.lost[number] = at
+                elif self.runs.forget(block, at):
                     self.discard([block])
         except Exception as error:
             self.give_up("evicting blocks", error)
@@ -230,10 +242,15 @@ class Manager:
 
     def free(self: Any, request: Any) -> None:
         """Free the blocks of a request."""
-        self.block_pool.leave(request, self.coordinator.single_type_managers[0])
+        held = self.block_pool.leave(request, self.coordinator.single_type_managers[0])
         super().free(request)  # type: ignore[misc]
+        self.block_pool.release(held)
 
     def pop_blocks_for_free(self: Any, request: Any) -> list[Any]:
-        """Give the blocks of a request to the scheduler, which frees them later."""
-        self.block_pool.leave(request, self.coordinator.single_type_managers[0])
-        return super().pop_blocks_for_free(request)  # type: ignore[misc,no-any-return]
+        """Give the blocks of a request to the scheduler, which frees them later, from back to front."""
+        pool = self.block_pool
+        held = pool.leave(request, self.coordinator.single_type_managers[0])
+        blocks: list[Any] = super().pop_blocks_for_free(request)  # type: ignore[misc]
+        if held is not None:
+            pool.leaving[blocks[-1].block_id] = held  # the last block is always the request's own
+        return blocks

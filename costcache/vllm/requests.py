@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from costcache.pool import Pool
     from costcache.vllm.runs import Held
 
-__all__ = ["Life", "info", "life_of"]
+__all__ = ["Life", "info", "keep_list", "life_of"]
 
 _ATTRIBUTE = "_costcache"
 
@@ -41,6 +41,13 @@ def life_of(request: Any, pool: Pool) -> Life:
         life = Life(pool.begin())
         setattr(request, _ATTRIBUTE, life)
     return life
+
+
+def keep_list(request: Any, blocks: list[Any]) -> None:
+    """Keep vLLM's list of the blocks of a request, to which it adds."""
+    life: Life | None = getattr(request, _ATTRIBUTE, None)
+    if life is not None and life.held is not None:
+        life.held.blocks = blocks
 
 
 def info(request: Any, record: RequestRecord) -> RequestInfo:

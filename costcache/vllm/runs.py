@@ -11,6 +11,7 @@ the copy that the request holds, so the blocks of a running request are always t
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from costcache.eviction import Refused
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from costcache.binding import Binding
     from costcache.pool import Pool
     from costcache.records import RequestInfo
-    from costcache.vllm.blocks import Blocks
 
 __all__ = ["Held", "Run", "Runs"]
 
@@ -83,7 +83,7 @@ class Held:
 
     Attributes:
         request: The request's record.
-        blocks: Its blocks, in order, and maybe more.
+        blocks: Its blocks, in order: vLLM's own list, once it has computed some.
         length: Blocks of the path.
         run: The last run of the path, which is pinned.
         info: The facts known of the request, once it has finished.
@@ -109,9 +109,10 @@ class Runs:
         pool: The pool.
         size: Tokens per block.
         taken: Blocks that the eviction under way has freed.
+        lost: Blocks that lost their contents while they were in use: their numbers in their prompts, by id.
     """
 
-    def __init__(self, binding: Binding, vllm: Blocks) -> None:
+    def __init__(self, binding: Binding, vllm: Any) -> None:
         """Start with an empty cache.
 
         Args:
@@ -120,24 +121,35 @@ class Runs:
         """
         self.size = binding.page_size
         self.taken: list[Any] = []
+        self.lost: dict[int, int] = {}
         self._step = binding.trim_step()
-        self._vllm: Any = vllm
-        self._queue: Any = self._vllm.free_block_queue
+        self._vllm = vllm
+        self._queue = vllm.free_block_queue
         self._held: dict[Held, None] = {}  # a set in order
-        count = len(self._vllm.blocks)
-        self._where: list[Run | None] = [None] * count
-        self.pool: Pool = binding.pool("kv", self.take, capacity=(count - 1) * self.size)
+        self._first: dict[int, Run] = {}  # runs by the id of their first block
+        self.pool: Pool = binding.pool("kv", self.take, capacity=(len(vllm.blocks) - 1) * self.size)
 
-    def _run_of(self, block: Any, at: int) -> Run | None:
-        """The run that has a block, the prompt's block number ``at``; None if no run has it.
+    def _run_of(self, blocks: Sequence[Any], at: int, *, found: bool = False) -> Run | None:
+        """The run that has a block of a request; None if no run has it.
 
-        Entries are not cleared when blocks leave their run: that costs as much as all the rest of an eviction.
+        Runs are looked up by their first block. A request can come upon the middle of one only when its blocks are
+        ``found``, and only after a copy of the block before it.
         """
-        run = self._where[block.block_id]
-        if run is not None:
-            index = at - run.depth // self.size
-            if 0 <= index < len(run.blocks) and run.blocks[index] is block:
-                return run
+        run = self._first.get(blocks[at].block_id)
+        if run is None and found and at:
+            copies = self._vllm.cached_block_hash_to_block._cache.get(blocks[at - 1].block_hash)
+            if isinstance(copies, dict) or self.lost:
+                run = self._search(blocks[at], at)
+        return run
+
+    def _search(self, block: Any, at: int) -> Run | None:
+        """Look for the run that has a block among all of them."""
+        depth, size = at * self.size, self.size
+        for run in self.pool.live.values():
+            start = run.depth
+            if start <= depth < start + run.tokens and isinstance(run, Run):
+                if run.blocks[(depth - start) // size] is block:
+                    return run
         return None
 
     # -- requests ----------------------------------------------------------------------------
@@ -149,14 +161,17 @@ class Runs:
         self._held[held] = None
         return held
 
-    def advance(self, held: Held, blocks: Sequence[Any], end: int, *, new: bool = False) -> None:
+    def advance(
+        self, held: Held, blocks: Sequence[Any], end: int, *, found: bool = False, new: bool = False
+    ) -> None:
         """Let a request's path go on to the first ``end`` of its blocks, all of them cached.
 
         Args:
             held: The path.
             blocks: The request's blocks. Those that are in runs are used; the others become a run.
             end: Blocks to go on to.
-            new: Nobody else has seen the blocks yet, so they are in no run.
+            found: vLLM found them; otherwise the request computed them.
+            new: Nobody else can have seen them yet, so they are in no run.
         """
         pool, at, request = self.pool, held.length, held.request
         held.blocks = blocks
@@ -165,26 +180,32 @@ class Runs:
         pool.clock.accesses += 1
         parent, last = held.run, held.run
         while at < end:
-            path = [] if new else self._walk(blocks, at, end, parent)
+            path = [] if new else self._walk(blocks, at, end, parent, found=found)
             if path:
                 pool.use(path, request)
                 parent = path[-1]
                 at = (parent.depth + parent.tokens) // self.size
                 continue
+            if found and self._settle():  # they were generated by a request that still runs
+                continue
             stop = end if new else at + 1
-            while stop < end and self._run_of(blocks[stop], stop) is None:
+            while stop < end and self._run_of(blocks, stop, found=found) is None:
                 stop += 1
-            parent = self._append(parent, list(blocks[at:stop]), at, request)
-            at = stop
+            run = Run(parent, (stop - at) * self.size, at * self.size, list(blocks[at:stop]))
+            self._first[blocks[at].block_id] = run
+            pool.insert(run, request)
+            parent, at = run, stop
         held.run, held.length = parent, end
         pool.pin(parent)
         pool.unpin(last)
 
-    def _walk(self, blocks: Sequence[Any], at: int, end: int, parent: NodeRecord) -> list[NodeRecord]:
+    def _walk(
+        self, blocks: Sequence[Any], at: int, end: int, parent: NodeRecord, *, found: bool = False
+    ) -> list[NodeRecord]:
         """The runs of consecutive blocks, up to the first one that is in none; they follow each other then."""
         pool = self.pool
         path: list[NodeRecord] = []
-        while at < end and (run := self._run_of(blocks[at], at)) is not None:
+        while at < end and (run := self._run_of(blocks, at, found=found)) is not None:
             run = self._cut(run, blocks, at, end)
             if run.parent is not parent:
                 pool.move(run, parent)
@@ -192,14 +213,6 @@ class Runs:
             parent = run
             at += len(run.blocks)
         return path
-
-    def _append(self, parent: NodeRecord, blocks: list[Any], at: int, request: RequestRecord) -> Run:
-        run = Run(parent, len(blocks) * self.size, at * self.size, blocks)
-        where = self._where
-        for block in blocks:
-            where[block.block_id] = run
-        self.pool.insert(run, request)
-        return run
 
     def _cut(self, run: Run, blocks: Sequence[Any], at: int, end: int) -> Run:
         """The part of a run that starts with ``blocks[at]`` and goes as far as they are the same."""
@@ -218,10 +231,9 @@ class Runs:
     def _split(self, run: Run, count: int) -> Run:
         """Split the first blocks off a run; returns them as a run of their own."""
         prefix = Run(run.parent, count * self.size, run.depth, run.blocks[:count])
-        where = self._where
-        for block in prefix.blocks:
-            where[block.block_id] = prefix
         run.blocks = run.blocks[count:]
+        for part in (prefix, run):
+            self._first[part.blocks[0].block_id] = part
         self.pool.split(prefix, run)
         return prefix
 
@@ -235,18 +247,29 @@ class Runs:
             pool.use([run], held.request)
         pool.unpin(held.run)
         if any(run.locks and not run.blocks[0].ref_cnt for run in path):
-            # Another request holds a copy of it, and the rest of its path was moved away from there.
-            for other in self._held:
-                self._walk(other.blocks, 0, other.length, pool.root)
+            self._settle()  # another request holds a copy, and the rest of its path was moved away from there
         if held.info is not None:
             pool.finish(held.request, held.info)
+
+    def _settle(self) -> bool:
+        """Let each path be that of the request's own blocks, all that are cached; whether any has become longer."""
+        longer = False
+        for held in self._held:
+            blocks, end = held.blocks, held.length
+            self._walk(blocks, 0, end, self.pool.root)
+            while end < len(blocks) and blocks[end].block_hash is not None:
+                end += 1
+            if end > held.length:
+                longer = True
+                self.advance(held, blocks, end)
+        return longer
 
     def _freed(self, held: Held) -> list[Run]:
         """The runs of a path whose blocks were freed; one moves back to it from a copy that is free, too."""
         blocks, at = held.blocks, 0
         path: list[Run] = []
         parent: NodeRecord = self.pool.root
-        while at < held.length and (run := self._run_of(blocks[at], at)) is not None:
+        while at < held.length and (run := self._run_of(blocks, at)) is not None:
             above = run.parent
             if above is not parent and isinstance(above, Run) and not above.blocks[0].ref_cnt:
                 self.pool.move(run, parent)
@@ -273,15 +296,16 @@ class Runs:
             while len(taken) < count:  # something else than a request holds what follows
                 block = queue.first(1)[0]
                 taken.append(block)
-                self.forget(block)
+                self.forget(block, block.block_hash_num_tokens // size - 1)
         return taken
 
     def _empty(self, count: int) -> int:
         """Blocks without contents at the head of the list, up to a count; in vLLM's order they come first."""
-        block, empty = self._queue.fake_free_list_head.next_free_block, 0
-        while empty < count and block.block_hash is None:
-            if self.forget(block):  # it lost them while it was in use, and what follows it comes first now
-                return self._empty(count)
+        block, empty, lost = self._queue.fake_free_list_head.next_free_block, 0, self.lost
+        while empty < count and block._block_hash is None:
+            if lost and (at := lost.pop(block.block_id, None)) is not None:
+                if self.forget(block, at):  # what follows it comes first now
+                    return self._empty(count)
             empty += 1
             block = block.next_free_block
         return empty
@@ -313,25 +337,27 @@ class Runs:
 
         Stops at one that something else than a request holds, or that has to stay to the last. Returns how many.
         """
-        last = self._vllm._reuse_watchers
-        at, before, after = len(blocks), None, None
-        while at > keep:
-            block = blocks[at - 1]
-            if block.ref_cnt or (last and block.block_id in last):
-                break
+        tail, last = blocks[keep:], self._vllm._reuse_watchers
+        tail.reverse()
+        if last:
+            tail = list(itertools.takewhile(lambda block: block.block_id not in last, tail))
+        before = after = None
+        for index, block in enumerate(tail):
             if block is not after:  # not the neighbour of the one before, as it is if they were freed together
                 if after is not None:
                     before.next_free_block, after.prev_free_block = after, before
+                    after = None
+                if block.ref_cnt:
+                    del tail[index:]
+                    break
                 before = block.prev_free_block
             after = block.next_free_block
             block.prev_free_block = block.next_free_block = None
-            at -= 1
         if after is not None:
             before.next_free_block, after.prev_free_block = after, before
-        count = len(blocks) - at
-        self._queue.num_free_blocks -= count
-        self.taken += reversed(blocks[at:])
-        return count
+        self._queue.num_free_blocks -= len(tail)
+        self.taken += tail
+        return len(tail)
 
     def _drop_tail(self, run: Run, keep: int) -> None:
         """Report that all but the first blocks of a leaf are gone; an order may look at them one last time."""
@@ -340,17 +366,21 @@ class Runs:
             del run.blocks[keep:]
         else:
             self.pool.remove(run)
+            del self._first[run.blocks[0].block_id]
             run.blocks = []  # the order may keep the record for a while
 
-    def forget(self, block: Any) -> bool:
+    def forget(self, block: Any, at: int) -> bool:
         """Take a block that lost its contents out of its run, with all that follows: nobody can find that again.
+
+        Args:
+            block: The block.
+            at: Its number in the prompt.
 
         Returns:
             Whether it was in a run.
         """
-        run = self._where[block.block_id]
-        at = -1 if run is None else next((i for i, each in enumerate(run.blocks) if each is block), -1)
-        if run is None or at < 0:
+        run = self._search(block, at)
+        if run is None:
             return False
         after: dict[NodeRecord | None, list[NodeRecord]] = {}
         if run.live_children:
@@ -362,7 +392,7 @@ class Runs:
         gone: list[Any] = []
         for record in reversed(below):
             if isinstance(record, Run):
-                keep = at if record is run else 0
+                keep = at - run.depth // self.size if record is run else 0
                 gone += record.blocks[keep:]
                 self._drop_tail(record, keep)
         self._vllm.discard([each for each in gone if each is not block])
@@ -389,8 +419,9 @@ class Runs:
 
     def reset(self) -> None:
         """Forget all blocks and start the policy afresh."""
-        self._where = [None] * len(self._where)
+        self._first.clear()
         self._held.clear()
+        self.lost.clear()
         for record in self.pool.live.values():
             record.blocks = []  # type: ignore[attr-defined]  # a Run
         self.pool.reset()

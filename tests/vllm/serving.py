@@ -200,9 +200,9 @@ class Server:
             assert run.live_children == children.get(id(run), 0)
         for block in pool.blocks:
             run = owned.get(block.block_id)
-            if run is not None:
-                assert runs._where[block.block_id] is run
-            elif block.ref_cnt == 0:
+            if run is not None and run.blocks[0] is block:
+                assert runs._first[block.block_id] is run
+            elif run is None and block.ref_cnt == 0:
                 assert block.block_hash is None or block.is_null
         # What a request holds is locked, and each free block that is cached can be evicted.
         for request in self.running.values():
