@@ -59,6 +59,7 @@ class Queue:
         runs = pool.runs
         if runs is None or not n:
             return self.first(n)  # type: ignore[no-any-return]
+        runs.taken = []
         try:
             taken = runs.victims(n)
         except Exception as error:

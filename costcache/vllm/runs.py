@@ -108,7 +108,7 @@ class Runs:
     Attributes:
         pool: The pool.
         size: Tokens per block.
-        taken: Blocks that the eviction under way has freed.
+        taken: Blocks taken out of the free list so far; the caller of :meth:`victims` empties it before.
         lost: Blocks that lost their contents while they were in use: their numbers in their prompts, by id.
     """
 
@@ -292,7 +292,7 @@ class Runs:
         The list must have as many. More may be taken, after the first ``count``, if the policy evicts more.
         """
         queue, pool, size = self._queue, self.pool, self.size
-        self.taken = taken = []
+        taken = self.taken
         empty = self._empty(count)
         if empty:
             taken += queue.first(empty)
