@@ -234,7 +234,9 @@ class Runs:
         run.blocks = run.blocks[count:]
         for part in (prefix, run):
             self._first[part.blocks[0].block_id] = part
+        run.recency -= count  # that of its first block, see release
         self.pool.split(prefix, run)
+        prefix.recency += count
         return prefix
 
     def release(self, held: Held) -> None:
@@ -242,8 +244,9 @@ class Runs:
         pool = self.pool
         del self._held[held]
         path = self._freed(held)
-        for run in reversed(path):  # what comes first in the prompt is the most recent, wherever it is moved
-            pool.clock.accesses += 1
+        for run in reversed(path):
+            # What comes first in the prompt is the most recent, block by block, however it is split and moved.
+            pool.clock.accesses += len(run.blocks)
             pool.use([run], held.request)
         pool.unpin(held.run)
         if any(run.locks and not run.blocks[0].ref_cnt for run in path):
