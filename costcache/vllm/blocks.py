@@ -11,6 +11,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
+from costcache.vllm.metrics import Sent
 from costcache.vllm.requests import info, keep_list, life_of
 from costcache.vllm.runs import Held, Runs
 
@@ -32,6 +33,7 @@ def attach(manager: Any, binding: Binding) -> Runs:
     for thing, before in ((queue, Queue), (pool, Blocks), (manager, Manager)):
         adopt(thing, before)
     pool.runs = runs
+    pool.sent = Sent(runs.pool)
     pool.leaving = {}
     pool.request = None
     queue.pool = pool
@@ -94,11 +96,13 @@ class Blocks:
 
     Attributes:
         runs: The runs; None once vLLM's own order has taken over.
+        sent: What the engine core sends of the pool's counts.
         leaving: Paths of requests that gave up their blocks, which are not free yet, by the id of the last one.
         request: The request that blocks are being allocated for.
     """
 
     runs: Runs | None
+    sent: Sent
     leaving: dict[int, Held]
     request: Any
 
@@ -106,6 +110,7 @@ class Blocks:
         """Leave the choice to vLLM's own LRU from now on."""
         logger.error("costcache: %s failed, and vLLM's own LRU takes over", what, exc_info=error)
         self.runs = None
+        self.sent.given_up += 1
         self.leaving.clear()
 
     def touch(self: Any, blocks: Sequence[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 from costcache._version import described
@@ -35,6 +36,24 @@ def register() -> None:
 
     setattr(get_scheduler_cls, _MARK, True)
     SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+    if "vllm.engine.arg_utils" in sys.modules:  # the process that reads the command line, and has the metrics
+        check_early(sys.modules["vllm.engine.arg_utils"].EngineArgs)
+
+
+def check_early(arguments: Any) -> None:
+    """Check the settings as soon as the command line has been read, and prepare for the metrics."""
+    create = arguments.create_engine_config
+
+    @functools.wraps(create)
+    def create_engine_config(*args: Any, **kwargs: Any) -> Any:
+        config = create(*args, **kwargs)
+        if read_config(config) is not None:
+            from costcache.vllm import metrics
+
+            metrics.install()
+        return config
+
+    arguments.create_engine_config = create_engine_config
 
 
 @functools.cache
@@ -49,7 +68,15 @@ def scheduler_class(base: Any) -> Any:
                 return
             with serving(vllm_config):
                 super().__init__(vllm_config, *args, **kwargs)
-            choose(self.kv_cache_manager, vllm_config, settings)
+            if choose(self.kv_cache_manager, vllm_config, settings):
+                self._costcache_sent = self.kv_cache_manager.block_pool.sent
+
+        def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+            stats = super().make_stats(*args, **kwargs)
+            sent = getattr(self, "_costcache_sent", None)
+            if stats is not None and sent is not None:
+                sent.add_to(stats)
+            return stats
 
     CostScheduler.__name__ = base.__name__
     CostScheduler.__qualname__ = base.__qualname__
