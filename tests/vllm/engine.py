@@ -118,6 +118,9 @@ def main() -> None:
     }
     reset = llm.reset_prefix_cache()  # only if no block is in use any more
     print(json.dumps({"cached": cached, "answers": digest.hexdigest(), "metrics": metrics, "reset": reset}))
+    sys.stdout.flush()
+    llm.llm_engine.engine_core.shutdown()
+    os._exit(0)  # the interpreter's own end may wait for the engine's processes for minutes
 
 
 if __name__ == "__main__":
