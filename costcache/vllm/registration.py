@@ -56,6 +56,16 @@ def check_early(arguments: Any) -> None:
     arguments.create_engine_config = create_engine_config
 
 
+def log_as_vllm() -> None:
+    """Let our log go where vLLM's goes: vLLM sets up no other logger than its own."""
+    vllms = logging.getLogger("vllm")
+    if logger.handlers or logging.getLogger().handlers:
+        return
+    for handler in vllms.handlers:
+        logger.addHandler(handler)
+    logger.setLevel(vllms.level)
+
+
 @functools.cache
 def scheduler_class(base: Any) -> Any:
     """A scheduler class of vLLM, or of another plugin, that reads the settings when a scheduler is made."""
@@ -63,6 +73,8 @@ def scheduler_class(base: Any) -> Any:
     class CostScheduler(base):  # type: ignore[misc]
         def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
             settings = read_config(vllm_config)
+            if settings is not None:
+                log_as_vllm()
             if settings is None or not is_tested(settings):
                 super().__init__(vllm_config, *args, **kwargs)
                 return
