@@ -45,14 +45,11 @@ class Run(NodeRecord):
         NodeRecord.__init__(self, 0, parent, tokens, depth)  # the pool numbers it
         self.blocks = blocks
 
-    def _size(self) -> int:
-        return self.tokens // len(self.blocks)
-
     def prefix_hash(self, offset: int = 0) -> int | None:
         """See :class:`costcache.records.NodeRecord`; vLLM's hash of a block is that of its whole prefix."""
         blocks = self.blocks
         name = blocks[offset * len(blocks) // self.tokens if offset else 0].block_hash
-        return None if name is None else int.from_bytes(name[:_HASHED], "big")
+        return None if name is None else self.prefix_hash_with(offset, name)
 
     def content(self, start: int, end: int) -> bytes | None:
         """See :class:`costcache.records.NodeRecord`."""
@@ -60,9 +57,10 @@ class Run(NodeRecord):
         names = [block.block_hash for block in blocks[start * len(blocks) // end :]]
         return None if None in names else b"".join(names)
 
-    def prefix_hash_with(self, offset: int, content: bytes | bytearray) -> int | None:  # noqa: ARG002
+    def prefix_hash_with(self, offset: int, content: bytes | bytearray) -> int | None:
         """See :class:`costcache.records.NodeRecord`: the content names its prefix, too."""
-        return int.from_bytes(content[:_HASHED], "big")
+        # With the depth beside it, only prefixes of one length can collide.
+        return self.depth + offset << 64 | int.from_bytes(content[:_HASHED], "big")
 
     def shared(self, offset: int, content: bytes | bytearray) -> int:
         """See :class:`costcache.records.NodeRecord`."""

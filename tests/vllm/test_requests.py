@@ -124,9 +124,10 @@ def test_hints_that_cannot_be_read_are_left_out_and_said_once(
     assert server.pool.runs is not None
 
 
-def test_hashes_that_share_their_first_bytes_are_harmless() -> None:
+@pytest.mark.parametrize("policy", ["hazard", "lru2", "s3fifo", "wtinylfu"])
+def test_hashes_that_share_their_first_bytes_are_harmless(policy: str) -> None:
     """An evicted prefix is recognised by eight bytes of its hash, and a cached one by vLLM alone."""
-    server, draw = Server(manager(40), "hazard"), random.Random(0)
+    server, draw = Server(manager(40), policy), random.Random(0)
     for number in range(300):
         request = server.request(str(number), [0] * (16 * 10 + 1))
         kind = draw.randrange(6)
