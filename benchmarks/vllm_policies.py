@@ -3,14 +3,15 @@
     python benchmarks/vllm_policies.py [--trace conversation] [--shares 2,5,10] [--policies lru,hazard] \
         [--block 512] [--requests 0] [--markdown]
 
-Replays a recorded trace of Mooncake's, one request at a time, through vLLM's real ``KVCacheManager``: each request is
-matched, gets its blocks and frees them. "stock" is vLLM's own LRU. The pool has a share of the trace's distinct pages
-of 512 tokens. With ``--block 16`` each page is 32 blocks, which is what a server would have.
+Replays a recorded trace of Mooncake's, one request at a time, through vLLM's real ``KVCacheManager``: each
+request is matched, gets its blocks and frees them. "stock" is vLLM's own LRU. The pool has a share of the
+trace's distinct pages of 512 tokens. With ``--block 16`` each page is 32 blocks, which is what a server would
+have.
 
-The time is that of all calls of the manager for one request. Each manager has a process of its own, as on a server: in
-one process the classes of the others would slow down the code that they share. The processes take turns of a few
-requests each, and ratios are to stock's time in the same run: of the means, and of the medians. Managers hit different
-prefixes, and so have different work.
+The time is that of all calls of the manager for one request. Each manager has a process of its own, as on a
+server: in one process the classes of the others would slow down the code that they share. The processes take
+turns of a few requests each, and ratios are to stock's time in the same run: of the means, and of the
+medians. Managers hit different prefixes, and so have different work.
 """
 
 from __future__ import annotations
@@ -109,7 +110,11 @@ def work(pipe: Connection, policy: str, blocks: int, size: int, requests: list[l
         at += count
         pipe.send(at)
     runs = getattr(server.manager.block_pool, "runs", None)
-    trouble = "" if runs is None or not (runs.pool.fallbacks or runs.pool.counters.short) else repr(runs.pool.counters)
+    trouble = (
+        ""
+        if runs is None or not (runs.pool.fallbacks or runs.pool.counters.short)
+        else repr(runs.pool.counters)
+    )
     pipe.send((server.policy, server.found, server.times, trouble))
 
 
@@ -141,7 +146,9 @@ def hashes_of(pages: list[int], size: int) -> list[bytes]:
         if size == PAGE:
             hashes.append(last)
         else:
-            hashes += [hashlib.sha256(last + part.to_bytes(2, "little")).digest() for part in range(PAGE // size)]
+            hashes += [
+                hashlib.sha256(last + part.to_bytes(2, "little")).digest() for part in range(PAGE // size)
+            ]
     return hashes
 
 

@@ -1,8 +1,8 @@
 """What vLLM's block pool, its free list and its KV cache manager tell the runs, and what they ask.
 
-Each class here is put before the class of one of vLLM's own objects, see :func:`adopt`. What vLLM does stays as it
-is; the calls are reported once it has done it. If a report fails, vLLM's own list, which is kept in vLLM's own
-order all the time, decides from then on.
+Each class here is put before the class of one of vLLM's own objects, see :func:`adopt`. What vLLM does stays
+as it is; the calls are reported once it has done it. If a report fails, vLLM's own list, which is kept in
+vLLM's own order all the time, decides from then on.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def attach(manager: Any, binding: Binding) -> Runs:
 
 def adopt(thing: Any, before: type) -> None:
     """Put a class before that of an object, whatever that is."""
-    thing.__class__ = _joined(before, type(thing))
+    of: Any = type(thing)
+    thing.__class__ = _joined(before, of)
 
 
 @functools.cache
-def _joined(before: type, of: type) -> type:
+def _joined(before: Any, of: Any) -> Any:
     return type(of.__name__, (before, of), {"__module__": before.__module__})
 
 
@@ -97,8 +98,8 @@ class Blocks:
     Attributes:
         runs: The runs; None once vLLM's own order has taken over.
         sent: What the engine core sends of the pool's counts.
-        leaving: Paths of requests that gave up their blocks, which are not free yet, by the id of the last one.
-        request: The request that blocks are being allocated for.
+        leaving: Paths of requests that gave up their blocks, which are not free yet, by the id of the last
+        one. request: The request that blocks are being allocated for.
     """
 
     runs: Runs | None

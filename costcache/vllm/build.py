@@ -79,9 +79,7 @@ def read_config(vllm_config: Any) -> VllmSettings | None:
     if isinstance(given, str):
         given = {"policy": given}
     if not isinstance(given, dict):
-        raise SettingsError(
-            f"{where} is {given!r}: give a JSON object of settings, or the name of a policy"
-        )
+        raise SettingsError(f"{where} is {given!r}: give a JSON object of settings, or the name of a policy")
     return read_settings(VllmSettings, given, f"{KEY}.")
 
 

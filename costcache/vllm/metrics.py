@@ -1,8 +1,9 @@
 """Prometheus metrics of evictions, at vLLM's own endpoint and with its labels.
 
-vLLM's engine core has no registry: it sends its figures to an API server with each step, and that registers them. Ours
-go along as further entries of one of vLLM's dicts, and are taken out again before vLLM's own loggers see them. What is
-sent is what was added since the last time, so with several API servers each adds its share.
+vLLM's engine core has no registry: it sends its figures to an API server with each step, and that registers
+them. Ours go along as further entries of one of vLLM's dicts, and are taken out again before vLLM's own
+loggers see them. What is sent is what was added since the last time, so with several API servers each adds
+its share.
 
 The names are those of SGLang's adapter without the two histograms; each has vLLM's labels and ``pool``.
 """

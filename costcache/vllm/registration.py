@@ -70,7 +70,7 @@ def log_as_vllm() -> None:
 def scheduler_class(base: Any) -> Any:
     """A scheduler class of vLLM, or of another plugin, that reads the settings when a scheduler is made."""
 
-    class CostScheduler(base):  # type: ignore[misc]
+    class CostScheduler(base):
         def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
             settings = read_config(vllm_config)
             if settings is not None:

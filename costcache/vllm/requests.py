@@ -53,9 +53,9 @@ def keep_list(request: Any, blocks: list[Any]) -> None:
 def info(request: Any, record: RequestRecord) -> RequestInfo:
     """The facts known of a request that has finished.
 
-    New prompt tokens are those that the GPU's blocks did not have at its first allocation. vLLM's lower priority
-    values come first, ours are kept longer. Its scheduler knows no tool calls, but they end in tokens of their
-    own.
+    New prompt tokens are those that the GPU's blocks did not have at its first allocation. vLLM's lower
+    priority values come first, ours are kept longer. Its scheduler knows no tool calls, but they end in
+    tokens of their own.
     """
     reason = request.get_finished_reason()
     kind = None if reason is None else str(reason)
@@ -73,7 +73,7 @@ def info(request: Any, record: RequestRecord) -> RequestInfo:
 
 
 def _hints(request: Any) -> RequestInfo:
-    """Hints of a client: an action ``costcache`` among its ``kv_hints``, or an entry of its ``extra_args``."""
+    """Hints of a client: the action ``costcache`` of its ``kv_hints``, or this entry of ``extra_args``."""
     hints = request.kv_hints
     if hints is not None:
         for action in hints.actions:

@@ -1,12 +1,12 @@
 """vLLM's cached blocks as records of a pool: runs of blocks, each after the other, that share their history.
 
-vLLM has no tree. A block is cached under the hash of its whole prefix, the same prefix may be cached in several
-copies, and what follows a block is not noted anywhere. But a request holds its blocks in order, from its first
-token on. So the tree is made of *physical* blocks: a new block follows the one that its request held before
-it. No key is compared or hashed here; a request's path is that of the blocks that vLLM gave it.
+vLLM has no tree. A block is cached under the hash of its whole prefix, the same prefix may be cached in
+several copies, and what follows a block is not noted anywhere. But a request holds its blocks in order, from
+its first token on. So the tree is made of *physical* blocks: a new block follows the one that its request
+held before it. No key is compared or hashed here; a request's path is that of the blocks that vLLM gave it.
 
-Where there are copies, a request may hold a block that was made after another copy of its prefix. It is moved to
-the copy that the request holds, so the blocks of a running request are always the path of one run.
+Where there are copies, a request may hold a block that was made after another copy of its prefix. It is moved
+to the copy that the request holds, so the blocks of a running request are always the path of one run.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Held:
 class Runs:
     """The host of a pool over the cached blocks of one group of layers with full attention.
 
-    vLLM's free list stays in vLLM's own order; victims are taken out of its middle. So vLLM's LRU can take over
-    at any time.
+    vLLM's free list stays in vLLM's own order; victims are taken out of its middle. So vLLM's LRU can take
+    over at any time.
 
     Attributes:
         pool: The pool.
@@ -130,8 +130,8 @@ class Runs:
     def _run_of(self, blocks: Sequence[Any], at: int, *, found: bool = False) -> Run | None:
         """The run that has a block of a request; None if no run has it.
 
-        Runs are looked up by their first block. A request can come upon the middle of one only when its blocks are
-        ``found``, and only after a copy of the block before it.
+        Runs are looked up by their first block. A request can come upon the middle of one only when its
+        blocks are ``found``, and only after a copy of the block before it.
         """
         run = self._first.get(blocks[at].block_id)
         if run is None and found and at:
@@ -145,9 +145,9 @@ class Runs:
         depth, size = at * self.size, self.size
         for run in self.pool.live.values():
             start = run.depth
-            if start <= depth < start + run.tokens and isinstance(run, Run):
-                if run.blocks[(depth - start) // size] is block:
-                    return run
+            inside = start <= depth < start + run.tokens
+            if inside and isinstance(run, Run) and run.blocks[(depth - start) // size] is block:
+                return run
         return None
 
     # -- requests ----------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Runs:
     def _walk(
         self, blocks: Sequence[Any], at: int, end: int, parent: NodeRecord, *, found: bool = False
     ) -> list[NodeRecord]:
-        """The runs of consecutive blocks, up to the first one that is in none; they follow each other then."""
+        """The runs of consecutive blocks, up to the first that is in none; they follow each other then."""
         pool = self.pool
         path: list[NodeRecord] = []
         while at < end and (run := self._run_of(blocks, at, found=found)) is not None:
@@ -243,7 +243,8 @@ class Runs:
         del self._held[held]
         path = self._freed(held)
         for run in reversed(path):
-            # What comes first in the prompt is the most recent, block by block, however it is split and moved.
+            # What comes first in the prompt is the most recent, block by block, however it is split and
+            # moved.
             pool.clock.accesses += len(run.blocks)
             pool.use([run], held.request)
         pool.unpin(held.run)
@@ -310,9 +311,9 @@ class Runs:
         """Blocks without contents at the head of the list, up to a count; in vLLM's order they come first."""
         block, empty, lost = self._queue.fake_free_list_head.next_free_block, 0, self.lost
         while empty < count and block._block_hash is None:
-            if lost and (at := lost.pop(block.block_id, None)) is not None:
-                if self.forget(block, at):  # what follows it comes first now
-                    return self._empty(count)
+            at = lost.pop(block.block_id, None) if lost else None
+            if at is not None and self.forget(block, at):  # what follows it comes first now
+                return self._empty(count)
             empty += 1
             block = block.next_free_block
         return empty
@@ -342,15 +343,19 @@ class Runs:
     def _unlink(self, blocks: list[Any], keep: int) -> int:
         """Take blocks out of the free list, from the last one on but for the first ``keep``.
 
-        Stops at one that something else than a request holds, or that has to stay to the last. Returns how many.
+        Stops at one that something else than a request holds, or that has to stay to the last. Returns how
+        many.
         """
         tail, last = blocks[keep:], self._vllm._reuse_watchers
         tail.reverse()
         if last:
             tail = list(itertools.takewhile(lambda block: block.block_id not in last, tail))
-        before = after = None
+        before: Any = None
+        after: Any = None
         for index, block in enumerate(tail):
-            if block is not after:  # not the neighbour of the one before, as it is if they were freed together
+            if (
+                block is not after
+            ):  # not the neighbour of the one before, as it is if they were freed together
                 if after is not None:
                     before.next_free_block, after.prev_free_block = after, before
                     after = None
@@ -367,7 +372,7 @@ class Runs:
         return len(tail)
 
     def _drop_tail(self, run: Run, keep: int) -> None:
-        """Report that all but the first blocks of a leaf are gone; an order may look at them one last time."""
+        """Report that all but the first blocks of a leaf are gone; an order may look at them once more."""
         if keep:
             self.pool.trim(run, (len(run.blocks) - keep) * self.size)
             del run.blocks[keep:]
@@ -377,7 +382,7 @@ class Runs:
             run.blocks = []  # the order may keep the record for a while
 
     def forget(self, block: Any, at: int) -> bool:
-        """Take a block that lost its contents out of its run, with all that follows: nobody can find that again.
+        """Take a block that lost its contents out of its run, with all that follows and cannot be found.
 
         Args:
             block: The block.

@@ -1,4 +1,4 @@
-"""Runs a real engine on the CPU in a process of its own: ``python engine.py '{...}'`` prints what it answered."""
+"""Runs a real engine on the CPU: ``python engine.py '{...}'`` answers prompts and prints what was cached."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def main() -> None:
         if sample.name.startswith("costcache")
     }
     reset = llm.reset_prefix_cache()  # only if no block is in use any more
-    print(json.dumps({"cached": cached, "answers": digest.hexdigest(), "metrics": metrics, "reset": reset}))
+    result = {"cached": cached, "answers": digest.hexdigest(), "metrics": metrics, "reset": reset}
+    sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
     llm.llm_engine.engine_core.shutdown()
     os._exit(0)  # the interpreter's own end may wait for the engine's processes for minutes

@@ -94,9 +94,9 @@ class Fuzz:
         if not self.waiting:
             return
         name = self.waiting.pop(0)
-        if self._each(name, lambda server, request: server.start(request, 64)) is None:
-            if self.rng.random() < 0.5:
-                self.waiting.append(name)  # else it was aborted while it waited
+        started = self._each(name, lambda server, request: server.start(request, 64))
+        if started is None and self.rng.random() < 0.5:
+            self.waiting.append(name)  # else it was aborted while it waited
 
     def _go_on(self) -> None:
         name, ahead = self.rng.choice(self.running), self.rng.choice((0, 0, 5))

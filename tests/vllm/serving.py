@@ -1,4 +1,4 @@
-"""A small scheduler over vLLM's real KV cache manager: requests that run in chunks, grow, are preempted and end."""
+"""A small scheduler over vLLM's real KV cache manager: requests start, grow, are preempted and end."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def manager(blocks: int, *, size: int = SIZE, events: bool = False, mla: bool = 
     )
 
 
-def bind(
-    policy: str, size: int = SIZE, *, plugins: PluginManager | None = None, **settings: Any
-) -> Binding:
+def bind(policy: str, size: int = SIZE, *, plugins: PluginManager | None = None, **settings: Any) -> Binding:
     """A policy for Llama-3-8B."""
     return Binding.of(
         ModelSpec.preset("llama-3-8b"),

@@ -28,7 +28,9 @@ def test_the_answers_are_stocks_and_more_is_cached(tmp_path: Path) -> None:
     # The engine core is a process of its own: its counts arrive in this one's registry.
     assert hazard["metrics"]["costcache:evictions_total"] > 100
     assert hazard["metrics"]["costcache:lru_in_force"] == 0
-    assert hazard["metrics"]["costcache:gained_tokens_total"] > hazard["metrics"]["costcache:lost_tokens_total"]
+    assert (
+        hazard["metrics"]["costcache:gained_tokens_total"] > hazard["metrics"]["costcache:lost_tokens_total"]
+    )
     assert "costcache:fallbacks_total" not in hazard["metrics"]
 
     lru, log = run_engine(tmp_path, environment={"COSTCACHE_VLLM": "lru"}, rounds=ROUNDS)

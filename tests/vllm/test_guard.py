@@ -140,10 +140,13 @@ def test_an_order_that_names_odd_numbers(lie: str) -> None:
 
 
 def test_an_order_that_cannot_be_made_stops_the_server_at_start() -> None:
+    def make(cost: Any, pools: Any, settings: Any) -> VictimOrder:
+        raise ZeroDivisionError("no order today")
+
     class Plugin:
         @hookimpl
         def policies(self) -> dict[str, PolicySpec]:
-            return {"broken": PolicySpec(lambda cost, pools, settings: 1 / 0, "Breaks.")}  # type: ignore[arg-type,return-value]
+            return {"broken": PolicySpec(make, "Breaks.")}
 
     plugins = PluginManager()
     plugins.register(Plugin(), "broken")
@@ -196,7 +199,9 @@ def test_a_third_partys_policy_chooses() -> None:
     class Plugin:
         @hookimpl
         def policies(self) -> dict[str, PolicySpec]:
-            return {"deepest": PolicySpec(lambda cost, pools, settings: Deepest(), "The longest prefix first.")}
+            return {
+                "deepest": PolicySpec(lambda cost, pools, settings: Deepest(), "The longest prefix first.")
+            }
 
     plugins = PluginManager()
     plugins.register(Plugin(), "deepest")

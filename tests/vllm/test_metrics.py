@@ -19,7 +19,7 @@ LABELS = {"model_name": MODEL, "engine": "0", "pool": "kv"}
 
 
 class Recorder:
-    """Stands between our record and vLLM's loggers, which want a whole configuration: notes what they are given."""
+    """Stands where vLLM's other loggers are, and notes what they would be given."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, int]] = []

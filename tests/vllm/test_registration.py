@@ -31,7 +31,9 @@ def config(tmp_path: Path) -> Any:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
 
     def make(costcache: Any = None, **more: Any) -> VllmConfig:
-        model = ModelConfig(model=str(tmp_path), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=1024)
+        model = ModelConfig(
+            model=str(tmp_path), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=1024
+        )
         return VllmConfig(
             model_config=model,
             cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=more.pop("caching", True)),
@@ -83,7 +85,9 @@ def test_the_policy_is_in_force_and_one_line_says_so(config: Any, caplog: pytest
     assert isinstance(made.kv_cache_manager, KVCacheManager)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "costcache"]
     assert f"vLLM {vllm.__version__}, plugin 'mha'" in line
-    assert "for LlamaForCausalLM, policy 'slru', pool 'kv' of 100 blocks of 16 tokens (512 B per token" in line
+    assert (
+        "for LlamaForCausalLM, policy 'slru', pool 'kv' of 100 blocks of 16 tokens (512 B per token" in line
+    )
     assert "costcache:lru_in_force" not in made.make_stats().num_kv_fetch_reqs_by_stage
 
 
@@ -137,7 +141,9 @@ def test_an_untested_version_is_refused_by_name(
     config: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(vllm, "__version__", "0.99.1+cu130")
-    with pytest.raises(CostcacheError, match=r"vllm 0.99.1\+cu130 is installed .* tested with 0.32.0, 0.33.0"):
+    with pytest.raises(
+        CostcacheError, match=r"vllm 0.99.1\+cu130 is installed .* tested with 0.32.0, 0.33.0"
+    ):
         scheduler(config("hazard"))
     made = scheduler(config({"policy": "hazard", "untested": "lru"}))
     assert type(made.kv_cache_manager) is KVCacheManager
@@ -146,9 +152,7 @@ def test_an_untested_version_is_refused_by_name(
     scheduler(config())  # nobody asked
 
 
-def test_where_no_policy_can_choose_the_log_says_why(
-    config: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_no_policy_can_choose_the_log_says_why(config: Any, caplog: pytest.LogCaptureFixture) -> None:
     for specs, more, words in (
         ((spec(), spec(64)), {}, "2 KV cache groups (FullAttentionSpec, SlidingWindowSpec)"),
         ((spec(64),), {}, "of the kind SlidingWindowSpec, not full attention"),

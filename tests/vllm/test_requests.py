@@ -28,7 +28,9 @@ def listener(**more: Any) -> Listener:
     return Listener(manager(100), "lru", **more)
 
 
-def end(server: Listener, request: Any, status: Any = RequestStatus.FINISHED_STOPPED, words: Any = ()) -> RequestInfo:
+def end(
+    server: Listener, request: Any, status: Any = RequestStatus.FINISHED_STOPPED, words: Any = ()
+) -> RequestInfo:
     server.start(request)
     server.generate(request, list(words))
     server.finish(request, status)
@@ -50,7 +52,9 @@ def test_the_facts_of_an_end(defer: bool) -> None:
     )
     again = end(server, server.request("b", [1] * 100), RequestStatus.FINISHED_LENGTH_CAPPED, [5])
     assert again == RequestInfo(output_tokens=1, new_tokens=4, finish_reason="length")
-    assert end(server, server.request("c", [1] * 100), RequestStatus.FINISHED_ABORTED).finish_reason == "abort"
+    assert (
+        end(server, server.request("c", [1] * 100), RequestStatus.FINISHED_ABORTED).finish_reason == "abort"
+    )
     assert len(server.ends) == 3
 
 
