@@ -8,7 +8,7 @@ request is matched, gets its blocks and frees them. "stock" is vLLM's own LRU. T
 trace's distinct pages of 512 tokens. With ``--block 16`` each page is 32 blocks, which is what a server would
 have.
 
-The time is that of all calls of the manager for one request. Each manager has a process of its own, as on a
+The time is the processor's, for all calls of the manager for one request. Each manager has a process of its own, as on a
 server: in one process the classes of the others would slow down the code that they share. The processes take
 turns of a few requests each, and ratios are to stock's time in the same run: of the means, and of the
 medians. Managers hit different prefixes, and so have different work.
@@ -61,7 +61,7 @@ class Server:
         policy: The policy in the manager.
         manager: vLLM's manager.
         found: Tokens found.
-        times: Seconds of each request.
+        times: Seconds of processor time of each request.
     """
 
     policy: str
@@ -74,14 +74,14 @@ class Server:
         tokens = len(hashes) * size + 1
         request = Request(name, [0] * tokens, SamplingParams(max_tokens=1), None)
         request.block_hashes = hashes
-        manager, began = self.manager, time.perf_counter()
+        manager, began = self.manager, time.thread_time()
         blocks, found, _ = manager.get_computed_blocks(request)
         if manager.allocate_slots(request, tokens - found, found, blocks) is None:
             raise AssertionError("a request alone must fit")
         request.num_computed_tokens = tokens
         request.status = RequestStatus.FINISHED_STOPPED
         manager.free(request)
-        self.times.append(time.perf_counter() - began)
+        self.times.append(time.thread_time() - began)
         self.found += found
 
 
