@@ -1,7 +1,8 @@
 """Hit rates of orders of states and KV on hybrid models, in one run.
 
     python benchmarks/hybrid.py [--seeds 0,1,2,3,4] [--requests N] [--traces DIR] [--gaps recorded]
-                                [--only chat,agentic] [--shares 1,2] > benchmarks/results/hybrid.md
+                                [--only chat,agentic] [--shares 1,2] [--jobs 1]
+                                > benchmarks/results/hybrid.md
 
 Qwen3-Next (24,576 bytes of KV a token, 77 MB a state), pages of 512 tokens, prompts only, one request at a
 time. Memory is a share of the KV bytes of all distinct whole pages. "Separate" gives 47 % of it to states, as
@@ -14,7 +15,10 @@ begins.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -60,10 +64,10 @@ def traces(
 ) -> Iterator[tuple[str, list[Callable[[], Trace]]]]:
     """Yield each trace's name with its builders, one per seed unless a recorded trace is used whole."""
     for kind in ("conversation", "synthetic"):
-        whole = load_trace(folder / f"mooncake_{kind}.jsonl.gz").in_time_order()
-        spare = max(0, len(whole) - requests)
+        path = folder / f"mooncake_{kind}.jsonl.gz"
+        spare = max(0, len(load_trace(path)) - requests)
         starts = sorted({spare * at // max(1, len(seeds) - 1) for at in range(len(seeds))})
-        yield f"mooncake {kind}", [partial(part, whole, start, requests) for start in starts]
+        yield f"mooncake {kind}", [partial(from_place, path, start, requests) for start in starts]
     for name, file in (
         (WEKA, "weka_cc_v6_global.jsonl.xz"),
         ("weka v8", "weka_cc_v8_local_60sessions.jsonl.gz"),
@@ -73,6 +77,11 @@ def traces(
         fewer = min(requests, 16_000) if name == "agentic" else requests
         made = [workload_settings(name, {"requests": fewer, "seed": seed}) for seed in seeds]
         yield name, [partial(generate, name, each) for each in made]
+
+
+def from_place(path: Path, start: int, requests: int) -> Trace:
+    """Load the requests of a trace from one on."""
+    return part(load_trace(path).in_time_order(), start, requests)
 
 
 def part(trace: Trace, start: int, requests: int) -> Trace:
@@ -85,7 +94,13 @@ def load(path: Path, seed: int, requests: int, gaps: Literal["answers", "recorde
     return part(load_trace(path, seed=seed, gaps=gaps).in_time_order(), 0, requests)
 
 
-def rates(trace: Trace, share: int) -> list[float]:
+def rates(make: Callable[[], Trace], shares: list[int]) -> list[dict[str, float]]:
+    """Measure the token hit rate in % by column, for each share of memory."""
+    trace = make().in_time_order()
+    return [dict(zip(NAMES, rates_of(trace, share), strict=True)) for share in shares]
+
+
+def rates_of(trace: Trace, share: int) -> list[float]:
     """Measure the token hit rate in % of each column."""
     found = []
     served = Deployment(page_size=PAGE)
@@ -108,25 +123,32 @@ def main() -> None:
     )
     parser.add_argument("--only", help="workloads, separated by commas; all by default")
     parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="memory in %%, with commas")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; 1 by default")
     options = parser.parse_args()
     shares = [int(share) for share in options.shares.split(",")]
     seeds = [int(seed) for seed in options.seeds.split(",")]
     about = (__doc__ or "").split("benchmarks/results/hybrid.md")[1].strip()
-    print(f"# Hit rates of hybrid models\n\n{about}\n")
+    command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
+    print(f"# Hit rates of hybrid models\n\n    {command}\n\n{about}\n")
     print("| % of tokens found | memory | " + " | ".join(NAMES) + " |")
     print("|---|---:" + "|---:" * len(COLUMNS) + "|")
     cells: dict[tuple[str, int], list[dict[str, float]]] = {}
-    for name, makers in traces(options.traces, seeds, options.requests, options.gaps):
-        if options.only and name not in options.only.split(","):
-            continue
-        for make in makers:
-            trace = make().in_time_order()
-            for share in shares:
-                rate = dict(zip(NAMES, rates(trace, share), strict=True))
+    wanted = options.only.split(",") if options.only else None
+    tasks = [
+        (name, make)
+        for name, makers in traces(options.traces, seeds, options.requests, options.gaps)
+        if wanted is None or name in wanted
+        for make in makers
+    ]
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        running = [(name, pool.submit(rates, make, shares)) for name, make in tasks]
+        for name, each in running:
+            for share, rate in zip(shares, each.result(), strict=True):
                 cells.setdefault((name, share), []).append(rate)
-        for share in shares:
-            row = (f"{fmean(rate[column] for rate in cells[name, share]):.2f}" for column in NAMES)
-            print(f"| {name} | {share} % | " + " | ".join(row) + " |", flush=True)
+            print(name, file=sys.stderr, flush=True)
+    for (name, share), found in cells.items():
+        row = (f"{fmean(rate[column] for rate in found):.2f}" for column in NAMES)
+        print(f"| {name} | {share} % | " + " | ".join(row) + " |")
     print("\nHazard against LRU and seglen in the same pools, mean and range over the seeds:\n")
     print("| | memory | pools | over LRU | from | to | over seglen |\n|---|---:|---|---:|---:|---:|---:|")
     over: dict[str, list[tuple[float, float]]] = {pools: [] for pools in AGAINST}

@@ -1,70 +1,67 @@
 """Hit rates of every policy and of the offline optimum, on recorded and generated workloads.
 
     python benchmarks/policies.py [--quick] [--policies NAME ...] [--workloads NAME ...] [--pools PERCENT ...]
-        [--whole] [--held-out] [--jobs 1] [--rows FILE] > benchmarks/results/policies.md
+        [--starts 5] [--whole] [--held-out] [--jobs 1] [--rows FILE] > benchmarks/results/policies.md
 
 Plain replay: prompts are cached, generated tokens are not, one request at a time. Pools are in % of the
 distinct whole pages, of 512 tokens for Mooncake and Weka, 64 for RAGPulse, 16 for the rest. Recorded traces
 are looked for in $COSTCACHE_TRACES, else in ../shared/traces; missing ones are named and skipped. Two shifts
 of traffic are replayed too: one trace after another, and two at once.
 
-``--whole`` adds the whole of Weka v6 at 1 and 2 % under ``lru`` and ``hazard``, with session starts of five
-seeds, of which the median seed counts. ``--held-out`` replays workloads that no policy here was tuned on
-instead. ``--rows`` saves each row to a file, and an interrupted run resumes from it.
+``lru``, ``hazard`` with and without its guard, and the optimum are replayed from several starts: seeds of
+generated workloads and of session starts, and places in traces with a clock, each a tenth of the requests
+later than the one before. A cell is its mean over the starts. Other policies are replayed from the first
+start alone.
 
-Everything takes an hour and a half on one core. ``--quick`` takes two minutes: the first 2,000 requests of
-each workload at 2 and 10 %, under four policies.
+``--whole`` adds the whole of Weka v6 at 1 and 2 % under ``lru`` and ``hazard``, of which the median start
+counts. ``--held-out`` replays workloads that no policy here was tuned on instead. ``--rows`` saves each row
+to a file, and an interrupted run resumes from it.
+
+Everything takes five hours on one core. ``--quick`` takes three minutes: the first 2,000 requests of one
+start of each workload at 2 and 10 %, under four policies.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import logging
+import math
+import multiprocessing
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 from _report import check, recorded_traces, table
+from _workloads import FILES, GENERATED, Workload, held_out, workloads
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.policies import BUILTIN
 from costcache.settings import Settings
+from costcache.sim.cell import Cell
 from costcache.sim.engine import Simulator
-from costcache.sim.results import Run
-from costcache.sim.sweep import Cell, sweep
+from costcache.sim.results import Outcome
 from costcache.sim.trace import Trace
 from costcache.sim.traces import load_trace
-from costcache.sim.workloads import WORKLOADS, generate
 
 MODEL = ModelSpec.preset("llama-3-8b")
 POOLS = (1, 2, 5, 10, 20, 50)
-SEEDS = range(5)
+STARTS = 5
 ALLOWED = 0.3
 """Points of hit rate that ``hazard`` may lose to LRU."""
+LEAST_UNGUARDED = 90.0
+"""Share of the hits that it finds without a guard, in %, that ``hazard`` should find with it."""
 QUICK_POLICIES = ("lru", "lfu", "lhd", "hazard")
 WEKA_V6 = "weka_cc_v6_global.jsonl.xz"
-
-FILES = {
-    "mooncake conversation": ("mooncake_conversation.jsonl.gz", 512),
-    "mooncake synthetic": ("mooncake_synthetic.jsonl.gz", 512),
-    "weka v6, 57 sessions": ("weka_cc_v6_global_57sessions.jsonl.gz", 512),
-    "weka v8, 60 sessions": ("weka_cc_v8_local_60sessions.jsonl.gz", 512),
-    "ragpulse": ("ragpulse_0_trace.jsonl.gz", 64),
-    "sharegpt": ("sharegpt_turn_lengths.jsonl.gz", 16),
-}
-
-HELD_OUT_FILES = {
-    "mooncake arxiv": ("mooncake_arxiv_first1000.jsonl.gz", 512),
-    "mini-swe agents": ("lmcache_miniswe.jsonl.gz", 16),
-    "bbh": ("bbh_original.tar.gz", 16),
-    "gsm8k": ("gsm8k_original.tar.gz", 16),
-}
-HELD_OUT_SEED = 20
-"""Seed of generated workloads, and of session starts."""
+UNGUARDED = "hazard, no guard"
+GENERATORS = ("in-turn", "drift", "tenants", "agents-documents")
+"""Generated workloads made to find faults in the guard."""
 
 LEAST_HITS = {
     ("mooncake conversation", 2): 14.8,
@@ -85,93 +82,164 @@ LEAST_GAP = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One workload at one pool size: rates in % by policy, of tokens hit and of FLOPs saved."""
+    """One workload from one start at one pool size: rates in % by policy, of tokens hit and of FLOPs saved.
+
+    Attributes:
+        workload: The workload.
+        pool: Size of the pool in % of the distinct whole pages.
+        start: Number of the start.
+        tokens: Tokens in the pool.
+        hits: Token hit rate in % by policy.
+        flops: Share of the FLOPs saved in % by policy.
+        step_ins: How often LRU stepped in for ``hazard``.
+        false_step_ins: How often of these the policy would have hit as much meanwhile without a guard.
+    """
 
     workload: str
     pool: int
+    start: int
     tokens: int
     hits: dict[str, float]
     flops: dict[str, float]
+    step_ins: int = 0
+    false_step_ins: int = 0
 
     def gain(self, policy: str) -> float:
         """Points of token hit rate over LRU."""
         return self.hits[policy] - self.hits["lru"]
 
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """One workload at one pool size, from all its starts."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def first(self) -> Row:
+        """The row of the first start."""
+        return self.rows[0]
+
+    @property
+    def where(self) -> str:
+        """The cell in words."""
+        return f"{self.first.workload} at {self.first.pool} %"
+
+    def hits(self, policy: str) -> float:
+        """Token hit rate in %."""
+        return statistics.mean(row.hits[policy] for row in self.rows)
+
+    def gain(self, policy: str) -> float:
+        """Points of token hit rate over LRU."""
+        return self.hits(policy) - self.hits("lru")
+
     def gap(self, policy: str) -> float:
         """Share of the gap between LRU and the optimum that a policy closes, in %; NaN if there is no gap."""
-        room = self.hits["optimum"] - self.hits["lru"]
-        return 100 * self.gain(policy) / room if room > 0.05 else float("nan")
+        room = self.hits("optimum") - self.hits("lru")
+        return 100 * self.gain(policy) / room if room > 0.05 else math.nan
 
 
-def recorded(
-    files: Mapping[str, tuple[str, int]], tokenizer: str | None = None
-) -> Iterator[tuple[str, Callable[[], Trace], int]]:
-    """Yield name, reader and page size of each of these files that exists; texts need a tokenizer."""
-    for name, (file, page) in files.items():
-        path = recorded_traces() / file
-        if path.is_file():
-            by = tokenizer if page == 16 else None
-            yield name, lambda path=path, by=by: load_trace(path, tokenizer=by), page
-        else:
-            print(f"{path} is missing: {name} is skipped", file=sys.stderr)
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one process does at a time: one workload from one start at one pool size."""
 
+    held_out: bool
+    workload: str
+    start: int
+    pool: int
+    policies: tuple[str, ...]
+    longest: int | None
 
-def workloads(names: Sequence[str]) -> Iterator[tuple[str, Callable[[], Trace], int]]:
-    """Yield name, builder and page size of each available workload."""
-    yield from recorded({name: file for name, file in FILES.items() if name in names})
-    for name in WORKLOADS:
-        if name in names and name != "random":  # it shares no prefix: no policy hits anything
-            yield name, lambda name=name: generate(name), 16
-    for name, build in (("few-shot, then chat", after), ("multi-turn and chat at once", together)):
-        if name in names:
-            yield name, build, 16
-
-
-def held_out() -> Iterator[tuple[str, Callable[[], Trace], int]]:
-    """Yield name, builder and page size of each held-out workload."""
-    yield from recorded(HELD_OUT_FILES, "words")
-    for name, workload in WORKLOADS.items():
-        if name != "random":
-            settings = workload.settings(seed=HELD_OUT_SEED)
-            yield f"{name}, another seed", lambda name=name, settings=settings: generate(name, settings), 16
-    retimed = [recorded_traces() / name for name in ("mooncake_synthetic.jsonl.gz", "azure2023_conv.csv.gz")]
-    if all(path.is_file() for path in retimed):
-        yield "mooncake synthetic, azure's times", lambda: load_trace(retimed[0], retime=retimed[1]), 512
-    weka = recorded_traces() / "weka_cc_v8_local_60sessions.jsonl.gz"
-    if weka.is_file():
-        yield (
-            "weka v8, other starts, gaps as recorded",
-            lambda: load_trace(weka, seed=HELD_OUT_SEED, arrivals="uniform:1h", gaps="recorded"),
-            512,
+    def run(self) -> Row | None:
+        """Replay under every policy; None if the pool would be smaller than a page."""
+        simulator = prepared(self.held_out, self.workload, self.start, self.longest)
+        page = simulator.arguments[2].page_size
+        distinct = simulator.trace.distinct_pages(page)
+        tokens = distinct * self.pool // 100 * page
+        if tokens < page:
+            return None
+        settings = {name: Settings(policy=name) for name in (*self.policies, "optimum")}
+        if "hazard" in settings and not self.start:
+            settings["hazard, flops"] = Settings(policy="hazard", policy_settings={"objective": "flops"})
+        found: dict[str, Outcome] = {}
+        stretches = Stretches()
+        for name, chosen in settings.items():
+            with stretches if name == "hazard" else Stretches():
+                found[name] = simulator.outcome(chosen, tokens)
+        if "hazard" in settings:  # without a step-in it is the same without a guard
+            settings[UNGUARDED] = Settings(policy="hazard", policy_settings={"doubt": 1e-300})
+            found[UNGUARDED] = (
+                simulator.outcome(settings[UNGUARDED], tokens) if stretches.found else found["hazard"]
+            )
+        runs = {
+            name: Cell(settings[name], "", tokens).figures(simulator, outcome)
+            for name, outcome in found.items()
+        }
+        hits = {name: 100 * run.token_hit_rate for name, run in runs.items()}
+        check(all(rate <= hits["optimum"] + 1e-9 for rate in hits.values()), "no policy above the optimum")
+        false = 0
+        if stretches.found:
+            lru, alone = found["lru"].matched, found[UNGUARDED].matched
+            false = sum(int(alone[at:end].sum()) >= int(lru[at:end].sum()) for at, end in stretches.found)
+        return Row(
+            self.workload,
+            self.pool,
+            self.start,
+            tokens,
+            hits,
+            {name: 100 * run.flops_saved_rate for name, run in runs.items()},
+            len(stretches.found),
+            false,
         )
 
 
-def after() -> Trace:
-    """Build a trace of few-shot, then chat."""
-    first, second = generate("few-shot"), generate("chat")
-    return joined("few-shot, then chat", first, second, float(first.timestamps[-1]))
+class Stretches(logging.Handler):
+    """Collects, from the log, the stretches of requests in which LRU is in force; a context manager."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.found: list[tuple[int, int]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take in one line of the log."""
+        if "LRU steps in" in record.msg and isinstance(record.args, tuple):
+            at, pause, *_ = record.args
+            self.found.append((int(str(at)), int(str(at)) + int(str(pause))))
+
+    def __enter__(self) -> Stretches:
+        logger = logging.getLogger("costcache")
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("costcache").removeHandler(self)
 
 
-def together() -> Trace:
-    """Build a trace of multi-turn and chat at once."""
-    return joined(
-        "multi-turn and chat at once", generate("multi-turn"), generate("chat"), 0.0
-    ).in_time_order()
+@functools.lru_cache(maxsize=1)
+def prepared(from_held_out: bool, name: str, start: int, longest: int | None) -> Simulator:
+    """A simulator of a workload from a start."""
+    [workload] = [each for each in chosen(from_held_out) if each.name == name]
+    trace = workload.build(start)
+    if longest is not None:
+        trace = trace.take(np.arange(min(longest, len(trace))))
+    return Simulator(trace, MODEL, Deployment(page_size=workload.page))
 
 
-def joined(name: str, first: Trace, second: Trace, start: float) -> Trace:
-    """Join two traces of one block size; the second begins at ``start`` and shares nothing with the first."""
-    check(first.block_size == second.block_size, "two traces of one block size")
-    apart = int(first.ids.max()) + 1 - int(second.ids.min())
-    return Trace(
-        name=name,
-        block_size=first.block_size,
-        timestamps=np.concatenate((first.timestamps, second.timestamps + start)),
-        input_tokens=np.concatenate((first.input_tokens, second.input_tokens)),
-        output_tokens=np.concatenate((first.output_tokens, second.output_tokens)),
-        ids=np.concatenate((first.ids, second.ids + apart)),
-        offsets=np.concatenate((first.offsets, second.offsets[1:] + first.offsets[-1])),
-    )
+@functools.cache
+def chosen(from_held_out: bool) -> list[Workload]:
+    """The workloads to choose from."""
+    found = held_out() if from_held_out else workloads()
+    path = recorded_traces() / WEKA_V6
+    if not from_held_out and path.is_file():
+        found.append(Workload("weka v6", 512, functools.partial(whole_weka, path)))
+    return found
+
+
+def whole_weka(path: Path, start: int) -> Trace:
+    """The whole of Weka v6."""
+    return load_trace(path, seed=start)
 
 
 class SavedRows:
@@ -179,16 +247,16 @@ class SavedRows:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._rows: dict[tuple[str, int], Row] = {}
+        self._rows: dict[tuple[str, int, int], Row] = {}
         if path is not None and path.is_file():
             for line in path.read_text().splitlines():
                 row = Row(**json.loads(line))
-                self._rows[row.workload, row.pool] = row
+                self._rows[row.workload, row.pool, row.start] = row
 
-    def find(self, name: str, percent: int, policies: Sequence[str]) -> Row | None:
-        """Return the saved row of a cell, if it has all these policies."""
-        row = self._rows.get((name, percent))
-        return row if row is not None and set(policies) <= set(row.hits) else None
+    def find(self, task: Task) -> Row | None:
+        """Return the saved row of a task, if it has all these policies."""
+        row = self._rows.get((task.workload, task.pool, task.start))
+        return row if row is not None and set(task.policies) <= set(row.hits) else None
 
     def add(self, row: Row) -> None:
         """Save a row."""
@@ -197,70 +265,37 @@ class SavedRows:
                 file.write(json.dumps(asdict(row)) + "\n")
 
 
-def measure(
-    name: str,
-    trace: Trace,
-    page: int,
-    pools: Sequence[int],
-    policies: Sequence[str],
-    jobs: int,
-    saved: SavedRows,
-) -> list[Row]:
-    """Replay one workload at every pool size under every policy."""
-    simulator = Simulator(trace, MODEL, Deployment(page_size=page))
-    distinct = trace.distinct_pages(page)
-    settings = {policy: Settings(policy=policy) for policy in (*policies, "optimum")}
-    if "hazard" in policies:
-        settings["hazard, flops"] = Settings(policy="hazard", policy_settings={"objective": "flops"})
-    rows = []
-    for percent in pools:
-        tokens = distinct * percent // 100 * page
-        if tokens < page:
-            continue
-        row = saved.find(name, percent, policies)
+def measure(tasks: Sequence[Task], jobs: int, saved: SavedRows) -> list[Mean]:
+    """Run all tasks in some processes; returns the cells in the order of the tasks."""
+    rows: dict[Task, Row | None] = {task: row for task in tasks if (row := saved.find(task)) is not None}
+    open_tasks = [task for task in tasks if task not in rows]
+    if jobs == 1:
+        for task in open_tasks:
+            rows[task] = note(task.run(), saved)
+    else:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(jobs, max(1, len(open_tasks))), context) as pool:
+            running = {pool.submit(task.run): task for task in open_tasks}
+            for done in as_completed(running):
+                rows[running[done]] = note(done.result(), saved)
+    cells: dict[tuple[str, int], Mean] = {}
+    for task in tasks:
+        row = rows[task]
         if row is not None:
-            rows.append(row)
-            continue
-        cells = [Cell(chosen, f"{percent}%", tokens) for chosen in settings.values()]
-        runs: dict[str, Run] = dict(zip(settings, sweep(simulator, cells, jobs=jobs), strict=True))
-        hits = {policy: 100 * run.token_hit_rate for policy, run in runs.items()}
-        flops = {policy: 100 * run.flops_saved_rate for policy, run in runs.items()}
-        check(all(rate <= hits["optimum"] + 1e-9 for rate in hits.values()), "no policy above the optimum")
-        rows.append(Row(name, percent, tokens, hits, flops))
-        saved.add(rows[-1])
-        found = " ".join(f"{policy} {rate:.2f}" for policy, rate in hits.items())
-        print(f"{name} at {percent} %: {found}", file=sys.stderr, flush=True)
-    return rows
+            cells.setdefault((row.workload, row.pool), Mean()).rows.append(row)
+    return list(cells.values())
 
 
-def whole_weka(policies: Sequence[str], jobs: int, saved: SavedRows) -> list[Row]:
-    """Replay the whole of Weka v6; the rows are those of the median seed of session starts."""
-    path = recorded_traces() / WEKA_V6
-    if not path.is_file():
-        print(f"{path} is missing: weka v6 is skipped", file=sys.stderr)
-        return []
-    by_seed = [
-        measure(f"weka v6, seed {seed}", load_trace(path, seed=seed), 512, (1, 2), policies, jobs, saved)
-        for seed in SEEDS
-    ]
-    rows = []
-    for same in zip(*by_seed, strict=True):
-        middle = sorted(same, key=lambda row: row.gap("hazard" if "hazard" in policies else "lru"))
-        rows.append(
-            Row(
-                "weka v6",
-                same[0].pool,
-                same[0].tokens,
-                middle[len(same) // 2].hits,
-                middle[len(same) // 2].flops,
-            )
-        )
-        closed = ", ".join(f"{row.gap('hazard'):.0f}" for row in same) if "hazard" in policies else ""
-        print(f"weka v6 at {same[0].pool} %: gap closed by seed {closed}", file=sys.stderr)
-    return rows
+def note(row: Row | None, saved: SavedRows) -> Row | None:
+    """Save a row and say what it is."""
+    if row is not None:
+        saved.add(row)
+        found = " ".join(f"{policy} {rate:.2f}" for policy, rate in row.hits.items())
+        print(f"{row.workload} {row.start} at {row.pool} %: {found}", file=sys.stderr, flush=True)
+    return row
 
 
-def show(rows: list[Row], policies: Sequence[str], *, aims: bool) -> None:
+def show(cells: list[Mean], policies: Sequence[str], *, aims: bool) -> None:
     """Print all tables in Markdown, with those of the aims if ``aims``."""
     command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
     where = " on held-out workloads" if "--held-out" in sys.argv else " of policies"
@@ -269,24 +304,95 @@ def show(rows: list[Row], policies: Sequence[str], *, aims: bool) -> None:
         "Token hit rates in %, prompts only, one request at a time; pools in % of the distinct whole pages. "
         '"Gap closed" is the share of the gap between LRU and the offline optimum that hazard closes.\n'
     )
+    if "hazard" in policies:
+        against_lru(cells)
+    others = [policy for policy in policies if policy != "lru"]
+    if others != ["hazard"]:
+        every_policy(cells, policies)
+    if "hazard" in policies:
+        objectives([cell.first for cell in cells])
+        if aims:
+            wanted(cells)
+
+
+def against_lru(cells: list[Mean]) -> None:
+    """Print LRU and hazard, means and ranges over the starts, and how often LRU stepped in."""
+    starts = max(len(cell.rows) for cell in cells)
+    print(
+        f"## hazard against LRU, mean over {starts} starts\n\n"
+        'Points over LRU are means, with the smallest and the largest of any start. "Without a guard" LRU '
+        "never steps in. A step-in is false if the policy alone would have hit as much while LRU was in "
+        "force, as a replay without a guard tells; step-ins are of all starts together.\n"
+    )
+    table(
+        [
+            "workload",
+            "pool",
+            "lru",
+            "hazard",
+            "points",
+            "smallest",
+            "largest",
+            "without a guard",
+            "step-ins",
+            "false",
+            "optimum",
+            "gap closed in %",
+        ],
+        [
+            [
+                cell.first.workload,
+                f"{cell.first.pool} %",
+                f"{cell.hits('lru'):.2f}",
+                f"{cell.hits('hazard'):.2f}",
+                f"{cell.gain('hazard'):+.2f}",
+                f"{min(row.gain('hazard') for row in cell.rows):+.2f}",
+                f"{max(row.gain('hazard') for row in cell.rows):+.2f}",
+                f"{cell.gain(UNGUARDED):+.2f}",
+                str(sum(row.step_ins for row in cell.rows)),
+                str(sum(row.false_step_ins for row in cell.rows)),
+                f"{cell.hits('optimum'):.2f}",
+                "" if math.isnan(gap := cell.gap("hazard")) else f"{gap:.0f}",
+            ]
+            for cell in cells
+        ],
+        2,
+    )
+    print(f"Cells that lose more than {ALLOWED} points: ", end="")
+    lost = [cell for cell in cells if cell.gain("hazard") < -ALLOWED]
+    print(", ".join(f"{cell.where} ({cell.gain('hazard'):+.2f})" for cell in lost) or "none", end=".\n\n")
+    rows = [row for cell in cells for row in cell.rows]
+    lost_rows = sum(row.gain("hazard") < -ALLOWED for row in rows)
+    stepped, false = sum(row.step_ins for row in rows), sum(row.false_step_ins for row in rows)
+    print(
+        f"Of all {len(rows)} replays under hazard, {lost_rows} lose more. LRU stepped in {stepped} times in "
+        f"{sum(row.step_ins > 0 for row in rows)} of them, {false} times falsely.\n"
+    )
+
+
+def every_policy(cells: list[Mean], policies: Sequence[str]) -> None:
+    """Print all policies from the first start."""
+    print("## Every policy, from the first start\n")
+    rows = [cell.first for cell in cells]
     shown = [*policies, "optimum"]
     table(
-        ["workload", "pool", *shown, "gap closed, %"],
+        ["workload", "pool", *shown],
         [
             [
                 row.workload,
                 f"{row.pool} %",
                 *(f"{row.hits[policy]:.2f}" if policy in row.hits else "" for policy in shown),
-                f"{row.gap('hazard'):.0f}"
-                if "hazard" in policies and row.gap("hazard") == row.gap("hazard")
-                else "",
             ]
             for row in rows
         ],
         2,
     )
-    print("## Losses and gains against LRU\n\nPoints of token hit rate against LRU, over all rows above.\n")
-    others = [policy for policy in policies if policy != "lru"]
+    losses_and_gains(rows, [policy for policy in policies if policy != "lru"])
+
+
+def losses_and_gains(rows: list[Row], policies: Sequence[str]) -> None:
+    """Print the worst, the mean and the best of each policy."""
+    print("Points of token hit rate against LRU, over all rows above:\n")
     table(
         ["policy", "worst", "where", "mean", "best"],
         [
@@ -297,15 +403,11 @@ def show(rows: list[Row], policies: Sequence[str], *, aims: bool) -> None:
                 f"{statistics.mean(row.gain(policy) for row in those):+.2f}",
                 f"{max(row.gain(policy) for row in those):+.2f}",
             ]
-            for policy in others
+            for policy in policies
             for those in [[row for row in rows if policy in row.hits]]
             for worst in [min(those, key=lambda row, policy=policy: row.gain(policy))]
         ],
     )
-    if "hazard" in policies:
-        objectives(rows)
-        if aims:
-            wanted(rows)
 
 
 def objectives(rows: list[Row]) -> None:
@@ -329,39 +431,63 @@ def objectives(rows: list[Row]) -> None:
     )
 
 
-def wanted(rows: list[Row]) -> None:
+def wanted(cells: list[Mean]) -> None:
     """Print the aims and what was reached."""
     print("## Aims\n")
+    gains = [cell.gain("hazard") for cell in cells]
     lines = [
-        ["never under LRU by more", f"{-ALLOWED:.1f}", f"{min(row.gain('hazard') for row in rows):+.2f}"]
+        ["never under LRU by more", f"{-ALLOWED:.1f}", f"{min(gains):+.2f}"],
+        ["mean over LRU", "", f"{statistics.mean(gains):+.2f}"],
     ]
-    for row in rows:
-        key = (row.workload, row.pool)
-        where = f"{row.workload} at {row.pool} %"
+    lines += aims_of_generators([row for cell in cells for row in cell.rows])
+    for cell in cells:
+        key = (cell.first.workload, cell.first.pool)
         if key in LEAST_HITS:
+            reached = cell.first.hits["hazard"]
             lines.append(
-                [f"hit rate, {where}", f"{LEAST_HITS[key] - ALLOWED:.1f}", f"{row.hits['hazard']:.2f}"]
+                [f"hit rate, {cell.where}, first start", f"{LEAST_HITS[key] - ALLOWED:.1f}", f"{reached:.2f}"]
             )
         if key in LEAST_GAP:
-            lines.append([f"gap closed, {where}", f"{LEAST_GAP[key]:.0f}", f"{row.gap('hazard'):.1f}"])
-    flops = [row.flops["hazard, flops"] - row.flops["lru"] for row in rows]
+            lines.append([f"gap closed, {cell.where}", f"{LEAST_GAP[key]:.0f}", f"{cell.gap('hazard'):.1f}"])
+    flops = [cell.first.flops["hazard, flops"] - cell.first.flops["lru"] for cell in cells]
     lines.append(["objective flops: FLOPs never under LRU by more", f"{-ALLOWED:.1f}", f"{min(flops):+.2f}"])
     table(
         ["aim", "at least", "reached", ""],
-        [[*line, "" if float(line[2]) >= float(line[1]) else "missed"] for line in lines],
+        [[*line, "" if not line[1] or float(line[2]) >= float(line[1]) else "missed"] for line in lines],
     )
+
+
+def aims_of_generators(rows: list[Row]) -> Iterator[list[str]]:
+    """Yield the aims of the workloads that were made to find faults in the guard, over every start."""
+    for name in GENERATORS:
+        those = [row for row in rows if row.workload.partition(",")[0] == name]
+        if those:
+            least = min(row.gain("hazard") for row in those)
+            # Where nothing is found either way, all of it is found.
+            share = min(
+                100 * row.hits["hazard"] / row.hits[UNGUARDED] if row.hits[UNGUARDED] else 100.0
+                for row in those
+            )
+            yield [f"{name}, any start: under LRU by no more", f"{-ALLOWED:.1f}", f"{least:+.2f}"]
+            yield [
+                f"{name}, any start: share of the hits without a guard, %",
+                f"{LEAST_UNGUARDED:.0f}",
+                f"{share:.1f}",
+            ]
 
 
 def main() -> None:
     """Run all replays and print the tables."""
     parser = argparse.ArgumentParser(description="Hit rates of every policy and of the optimum.")
-    every = [*FILES, *(name for name in WORKLOADS if name != "random")]
-    every += ["few-shot, then chat", "multi-turn and chat at once"]
+    every = [*FILES, *GENERATED, "few-shot, then chat", "multi-turn and chat at once"]
     parser.add_argument("--quick", action="store_true", help="2,000 requests, 2 and 10 %%, four policies")
     parser.add_argument("--policies", nargs="+", default=None, metavar="NAME", help="all by default")
     parser.add_argument("--workloads", nargs="+", default=every, metavar="NAME", help=", ".join(every))
     parser.add_argument("--pools", nargs="+", type=int, default=None, metavar="PERCENT")
-    parser.add_argument("--whole", action="store_true", help="the whole of Weka v6 too, five seeds")
+    parser.add_argument(
+        "--starts", type=int, default=None, help=f"starts of each workload; {STARTS} by default"
+    )
+    parser.add_argument("--whole", action="store_true", help="the whole of Weka v6 too")
     parser.add_argument("--held-out", action="store_true", help="workloads on which nothing was tuned")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 1 by default")
     parser.add_argument(
@@ -373,17 +499,32 @@ def main() -> None:
         parser.error(f"no workload {', '.join(sorted(unknown))}; choose from {', '.join(every)}")
     policies = options.policies or (QUICK_POLICIES if options.quick else BUILTIN)
     policies = ["lru", *(name for name in policies if name != "lru")]
+    repeated = tuple(name for name in policies if name in ("lru", "hazard"))
     pools = options.pools or ((2, 10) if options.quick else POOLS)
-    saved = SavedRows(options.rows)
-    rows = []
-    for name, build, page in held_out() if options.held_out else workloads(options.workloads):
-        trace = build()
-        if options.quick:
-            trace = trace.take(np.arange(min(2000, len(trace))))
-        rows += measure(name, trace, page, pools, policies, options.jobs, saved)
+    starts = options.starts or (1 if options.quick else STARTS)
+    names = [each.name for each in chosen(options.held_out)]
+    tasks = [
+        Task(
+            options.held_out,
+            name,
+            start,
+            pool,
+            repeated if start else tuple(policies),
+            2000 if options.quick else None,
+        )
+        for name in names
+        if options.held_out or name in options.workloads
+        for start in range(starts)
+        for pool in pools
+    ]
     if options.whole:
-        rows += whole_weka([name for name in policies if name in ("lru", "hazard")], options.jobs, saved)
-    show(rows, policies, aims=not options.quick)
+        tasks += [
+            Task(False, "weka v6", start, pool, repeated, None)
+            for start in range(starts)
+            for pool in (1, 2)
+            if "weka v6" in names
+        ]
+    show(measure(tasks, options.jobs, SavedRows(options.rows)), policies, aims=not options.quick)
 
 
 if __name__ == "__main__":

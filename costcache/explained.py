@@ -34,7 +34,10 @@ class Verdict(NamedTuple):
         falls: How often LRU stepped in.
         since: Count of requests at which LRU stepped in, or back, last; 0 if it never did.
         run: Requests over which LRU was ahead when it stepped in last.
-        regret: Tokens, by their worth, that it found more in them.
+        regret: Tokens that it found more in them, beyond the tolerance; with the objective ``flops`` by
+            their cost, in units of that of a first token.
+        until: Count of requests up to which LRU is in force, as of that time.
+        evidence: Evidence that LRU is ahead now, as a share of what makes it step in.
     """
 
     gained: int
@@ -44,6 +47,8 @@ class Verdict(NamedTuple):
     since: int = 0
     run: int = 0
     regret: float = 0.0
+    until: int = 0
+    evidence: float = 0.0
 
 
 class Explained(Protocol):

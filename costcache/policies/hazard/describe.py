@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from costcache.explained import Verdict
 from costcache.policies.hazard.bins import BINS, age_bin
 from costcache.policies.hazard.history import Piece
 from costcache.policies.hazard.intake import Intake
 from costcache.policies.hazard.learner import Learner
 from costcache.policies.hazard.ranker import Ranker
 from costcache.policies.hazard.snapshot import (
-    AgainstLRU,
     ClassSnapshot,
     CohortSnapshot,
     PieceSnapshot,
@@ -36,18 +36,18 @@ def history_of(pieces: Sequence[Piece], learner: Learner) -> list[PieceSnapshot]
     ]
 
 
-def against_lru(learner: Learner) -> AgainstLRU:
+def against_lru(learner: Learner) -> Verdict:
     """Describe the comparison with LRU."""
     shadow, judge = learner.shadow, learner.judge
-    return AgainstLRU(
+    return Verdict(
         gained=shadow.gained,
         lost=shadow.lost,
         behind=judge.behind,
         falls=judge.falls,
         since=judge.since,
-        until=judge.until,
         run=judge.run,
         regret=judge.regret,
+        until=judge.until,
         evidence=judge.evidence,
     )
 

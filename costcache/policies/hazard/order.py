@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from costcache.explained import Verdict
 from costcache.orders import VictimOrder
 from costcache.policies.hazard.depths import Depths
 from costcache.policies.hazard.history import Tracked
@@ -18,6 +17,7 @@ from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Vi
 
 if TYPE_CHECKING:
     from costcache.cost import CostModel
+    from costcache.explained import Verdict
     from costcache.policies.hazard.explained import HazardExplained
     from costcache.policies.hazard.settings import HazardSettings
     from costcache.policies.hazard.snapshot import PieceSnapshot, Snapshot
@@ -234,11 +234,10 @@ class Hazard(VictimOrder):
         return snapshot_of(self.intake, self.learner, self.ranker)
 
     def against_lru(self) -> Verdict:
+        from costcache.policies.hazard.describe import against_lru
+
         self.intake.catch_up()
-        shadow, judge = self.learner.shadow, self.learner.judge
-        return Verdict(
-            shadow.gained, shadow.lost, judge.behind, judge.falls, judge.since, judge.run, judge.regret
-        )
+        return against_lru(self.learner)
 
     def explained(self) -> HazardExplained:
         from costcache.policies.hazard.explained import HazardExplained

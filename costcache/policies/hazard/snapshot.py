@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from costcache.explained import Verdict
     from costcache.policies.hazard.classes import Kind
 
-__all__ = ["AgainstLRU", "ClassSnapshot", "CohortSnapshot", "PieceSnapshot", "Snapshot", "StatesSnapshot"]
+__all__ = ["ClassSnapshot", "CohortSnapshot", "PieceSnapshot", "Snapshot", "StatesSnapshot"]
 
 
 class PieceSnapshot(NamedTuple):
@@ -89,33 +90,6 @@ class ClassSnapshot(NamedTuple):
         return sum(self.used) + sum(self.censored)
 
 
-class AgainstLRU(NamedTuple):
-    """Comparison of an order with LRU.
-
-    Attributes:
-        gained: Tokens found that LRU would not have found.
-        lost: Tokens that LRU would have found, and the order did not.
-        behind: Whether LRU is in force now.
-        falls: How often LRU stepped in.
-        since: Count of requests at which LRU stepped in, or back, last; 0 if it never did.
-        until: Count of requests up to which LRU is in force, or was.
-        run: Requests over which LRU was ahead when it stepped in last.
-        regret: Tokens that it found more in them, beyond the tolerance; with the objective ``flops`` by their
-            cost, in units of that of a first token.
-        evidence: Evidence now that LRU is ahead, as a share of what makes it step in.
-    """
-
-    gained: int
-    lost: int
-    behind: bool
-    falls: int
-    since: int = 0
-    until: int = 0
-    run: int = 0
-    regret: float = 0.0
-    evidence: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Knowledge of a :class:`~costcache.policies.hazard.order.Hazard` at one time.
@@ -156,7 +130,7 @@ class Snapshot:
     squares: float
     classes: tuple[ClassSnapshot, ...]
     cohorts: tuple[CohortSnapshot, ...]
-    against_lru: AgainstLRU
+    against_lru: Verdict
 
 
 @dataclass(frozen=True, slots=True)
