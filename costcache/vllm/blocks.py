@@ -98,8 +98,8 @@ class Blocks:
     Attributes:
         runs: The runs; None once vLLM's own order has taken over.
         sent: What the engine core sends of the pool's counts.
-        leaving: Paths of requests that gave up their blocks, which are not free yet, by the id of the last
-        one. request: The request that blocks are being allocated for.
+        leaving: Paths of requests that gave up their blocks before these are free, by the last one's id.
+        request: The request that blocks are being allocated for.
     """
 
     runs: Runs | None
@@ -135,7 +135,7 @@ class Blocks:
             request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
         )
         if num_full_blocks * block_size <= request.num_prompt_tokens:
-            self.follow(request, blocks, num_full_blocks, new=True)
+            self.follow(request, blocks, num_full_blocks, new=num_cached_blocks)
         elif num_cached_blocks < num_full_blocks:
             keep_list(request, blocks)
 
@@ -146,9 +146,12 @@ class Blocks:
         count: int,
         *,
         found: bool = False,
-        new: bool = False,
+        new: int | None = None,
     ) -> None:
-        """Let a request's path go on to its first ``count`` blocks, which were found, or are new."""
+        """Let a request's path go on to its first ``count`` blocks.
+
+        They were ``found``, or nobody else has seen those from number ``new`` on.
+        """
         runs = self.runs
         if runs is None or not count:
             return
@@ -158,7 +161,9 @@ class Blocks:
                 life.held = runs.hold(life.record)
                 if found and not life.record.counted:  # a resumed request finds its own tokens
                     life.record.matched = count * runs.size
-            runs.advance(life.held, blocks, count, found=found, new=new)
+            if new is not None:
+                runs.advance(life.held, blocks, new, found=True)
+            runs.advance(life.held, blocks, count, found=found, new=new is not None)
         except Exception as error:
             self.give_up("following a request", error)
 

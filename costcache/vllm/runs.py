@@ -243,8 +243,7 @@ class Runs:
         del self._held[held]
         path = self._freed(held)
         for run in reversed(path):
-            # What comes first in the prompt is the most recent, block by block, however it is split and
-            # moved.
+            # What comes first is the most recent, block by block, however it is split and moved.
             pool.clock.accesses += len(run.blocks)
             pool.use([run], held.request)
         pool.unpin(held.run)
@@ -301,10 +300,13 @@ class Runs:
         if empty < count:
             pool.reserved = max(0, pool.capacity - pool.pinned - queue.num_free_blocks * size)
             pool.evict((count - empty) * size)
-            while len(taken) < count:  # something else than a request holds what follows
+            while len(taken) < count:  # something else than a request holds what follows, or it goes last
                 block = queue.first(1)[0]
                 taken.append(block)
-                self.forget(block, block.block_hash_num_tokens // size - 1)
+                tokens = block.block_hash_num_tokens
+                at = self.lost.pop(block.block_id, None) if tokens is None else tokens // size - 1
+                if at is not None:
+                    self.forget(block, at)
         return taken
 
     def _empty(self, count: int) -> int:
@@ -343,8 +345,7 @@ class Runs:
     def _unlink(self, blocks: list[Any], keep: int) -> int:
         """Take blocks out of the free list, from the last one on but for the first ``keep``.
 
-        Stops at one that something else than a request holds, or that has to stay to the last. Returns how
-        many.
+        Stops at one that something else than a request holds, or that goes last. Returns how many.
         """
         tail, last = blocks[keep:], self._vllm._reuse_watchers
         tail.reverse()
@@ -353,9 +354,7 @@ class Runs:
         before: Any = None
         after: Any = None
         for index, block in enumerate(tail):
-            if (
-                block is not after
-            ):  # not the neighbour of the one before, as it is if they were freed together
+            if block is not after:  # not the one before it in the list, as it is if they were freed together
                 if after is not None:
                     before.next_free_block, after.prev_free_block = after, before
                     after = None

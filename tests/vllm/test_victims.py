@@ -155,3 +155,37 @@ def test_the_order_that_a_reader_sees_is_the_policys() -> None:
         assert [block.block_id for block in queue.popleft_n(count)] == order[:count]
         order = order[count:]
     assert queue.num_free_blocks == 62
+
+
+def test_blocks_that_were_unpinned_go_last() -> None:
+    """Their contents are still being read until they are handed out again."""
+    server = Server(manager(50), "mru")
+    request = server.request("read", [1] * 16 * 10)
+    server.start(request)
+    blocks = server.manager.coordinator.single_type_managers[0].req_to_blocks["read"]
+    read = list(blocks[3:6])
+    server.pool.touch(read)  # the reader's own references
+    server.finish(request)
+    reused: list[int] = []
+    server.pool.unpin_blocks(read, lambda block: reused.append(block.block_id))
+    server.serve("more", [2] * 16 * 30)
+    server.serve("too much", [3] * 16 * 47)
+    assert reused == []
+    server.check()
+    server.serve("all", [4] * 16 * 50)
+    assert sorted(reused) == sorted(block.block_id for block in read)
+    assert server.pool.runs is not None
+    server.check()
+
+
+def test_a_request_whose_blocks_were_found_unseen_is_followed_all_the_same() -> None:
+    """Should vLLM find blocks by another way than the one that is reported."""
+    server = Server(manager(50), "lru")
+    server.serve("first", [1] * 16 * 5)
+    server.pool.follow = lambda *args, found=False, **more: (
+        None if found else type(server.pool).follow(server.pool, *args, **more)
+    )
+    server.serve("second", [1] * 16 * 5 + [2] * 16 * 5)
+    server.check()
+    assert server.pool.runs is not None
+    assert sorted(run.uses for run in server.pool.runs.pool.live.values()) == [1, 2]
