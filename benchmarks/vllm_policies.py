@@ -8,10 +8,10 @@ request is matched, gets its blocks and frees them. "stock" is vLLM's own LRU. T
 trace's distinct pages of 512 tokens. With ``--block 16`` each page is 32 blocks, which is what a server would
 have.
 
-The time is the processor's, for all calls of the manager for one request. Each manager has a process of its own, as on a
-server: in one process the classes of the others would slow down the code that they share. The processes take
-turns of a few requests each, and ratios are to stock's time in the same run: of the means, and of the
-medians. Managers hit different prefixes, and so have different work.
+The time is the processor's, for all calls of the manager for one request. Each manager has a process of its
+own, as on a server: in one process the classes of the others would slow down the code that they share. The
+processes take turns of a few requests each, and ratios are to stock's time in the same run: of the means, and
+of the medians. Managers hit different prefixes, and so have different work.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def work(pipe: Connection, policy: str, blocks: int, size: int, requests: list[l
             server.serve(str(number), hashes_of(requests[number], size)[: blocks - 1], size)
         at += count
         pipe.send(at)
-    runs = getattr(server.manager.block_pool, "runs", None)
+    blocks = getattr(server.manager.block_pool, "costcache", None)
+    runs = None if blocks is None else blocks.runs
     trouble = (
         ""
         if runs is None or not (runs.pool.fallbacks or runs.pool.counters.short)

@@ -1,13 +1,15 @@
 """What vLLM's block pool, its free list and its KV cache manager tell the runs, and what they ask.
 
-Each class here is put before the class of one of vLLM's own objects, see :func:`adopt`. What vLLM does stays
-as it is; the calls are reported once it has done it. If a report fails, vLLM's own list, which is kept in
-vLLM's own order all the time, decides from then on.
+Some methods of vLLM's own objects are replaced, on these objects alone. What vLLM does stays as it is; the
+calls are reported once it has done it. If a report fails, vLLM's own list, which is kept in vLLM's own order
+all the time, decides from then on.
+
+The objects keep their classes: with another class, or a subclass, Python would run vLLM's own loops over
+blocks a fifth slower.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -20,80 +22,23 @@ if TYPE_CHECKING:
 
     from costcache.binding import Binding
 
-__all__ = ["adopt", "attach"]
+__all__ = ["Blocks", "attach"]
 
 logger = logging.getLogger("costcache")
 
+NAME = "costcache"
+"""Attribute of vLLM's block pool that has the :class:`Blocks`."""
 
-def attach(manager: Any, binding: Binding) -> Runs:
+
+def attach(manager: Any, binding: Binding) -> Blocks:
     """Let a policy choose the victims of a KV cache manager of one group with full attention."""
-    pool = manager.block_pool
-    queue = pool.free_block_queue
-    runs = Runs(binding, pool)
-    for thing, before in ((queue, Queue), (pool, Blocks), (manager, Manager)):
-        adopt(thing, before)
-    pool.runs = runs
-    pool.sent = Sent(runs.pool)
-    pool.leaving = {}
-    pool.request = None
-    queue.pool = pool
-    return runs
-
-
-def adopt(thing: Any, before: type) -> None:
-    """Put a class before that of an object, whatever that is."""
-    of: Any = type(thing)
-    thing.__class__ = _joined(before, of)
-
-
-@functools.cache
-def _joined(before: Any, of: Any) -> Any:
-    return type(of.__name__, (before, of), {"__module__": before.__module__})
-
-
-class Queue:
-    """The free list: the policy's victims come first."""
-
-    pool: Blocks
-
-    def popleft_n(self: Any, n: int) -> list[Any]:
-        """Take the next ``n`` blocks to evict."""
-        pool = self.pool
-        runs = pool.runs
-        if runs is None or not n:
-            return self.first(n)  # type: ignore[no-any-return]
-        runs.taken = []
-        try:
-            taken = runs.victims(n)
-        except Exception as error:
-            pool.give_up("choosing victims", error)
-            taken = runs.taken
-            if len(taken) < n:
-                taken += self.first(n - len(taken))
-        if len(taken) > n:  # the policy evicts more than is needed: they are free, and next
-            more = taken[n:]
-            del taken[n:]
-            for block in more:
-                pool._maybe_evict_cached_block(block)
-            self.prepend_n(more)
-        return taken  # type: ignore[no-any-return]
-
-    def first(self: Any, n: int) -> list[Any]:
-        """Take the first ``n`` blocks of the list."""
-        return super().popleft_n(n)  # type: ignore[misc,no-any-return]
-
-    def iter_blocks_after(self: Any, cursor: Any) -> Iterator[Any]:
-        """Free blocks in the order of eviction.
-
-        From the first one, wherever the last reader stopped: in between the policy may have changed its mind.
-        """
-        if self.pool.runs is None:
-            return super().iter_blocks_after(cursor)  # type: ignore[misc,no-any-return]
-        return self.pool.runs.ranked()  # type: ignore[no-any-return]
+    blocks = Blocks(manager, binding)
+    setattr(manager.block_pool, NAME, blocks)
+    return blocks
 
 
 class Blocks:
-    """The block pool: reports what becomes of blocks.
+    """Stands in for methods of one KV cache manager, its block pool and its free list.
 
     Attributes:
         runs: The runs; None once vLLM's own order has taken over.
@@ -102,26 +47,83 @@ class Blocks:
         request: The request that blocks are being allocated for.
     """
 
-    runs: Runs | None
-    sent: Sent
-    leaving: dict[int, Held]
-    request: Any
+    def __init__(self, manager: Any, binding: Binding) -> None:
+        """Replace the methods."""
+        self._pool = pool = manager.block_pool
+        self._queue = queue = pool.free_block_queue
+        self._group = manager.coordinator.single_type_managers[0]
+        runs = Runs(binding, pool, self)
+        self.runs: Runs | None = runs
+        self.sent = Sent(runs.pool)
+        self.leaving: dict[int, Held] = {}
+        self.request: Any = None
+        self.first = queue.popleft_n
+        self._iter_blocks_after = queue.iter_blocks_after
+        self._touch = pool.touch
+        self._cache_full_blocks = pool.cache_full_blocks
+        self._free_blocks = pool.free_blocks
+        self._evict_blocks = pool.evict_blocks
+        self._reset_prefix_cache = pool.reset_prefix_cache
+        self._allocate_slots = manager.allocate_slots
+        self._free = manager.free
+        self._pop_blocks_for_free = manager.pop_blocks_for_free
+        for thing, names in (
+            (queue, ("popleft_n", "iter_blocks_after")),
+            (pool, ("touch", "cache_full_blocks", "free_blocks", "evict_blocks", "reset_prefix_cache")),
+            (manager, ("allocate_slots", "free", "pop_blocks_for_free")),
+        ):
+            for name in names:
+                setattr(thing, name, getattr(self, name))
 
-    def give_up(self: Any, what: str, error: Exception) -> None:
+    def give_up(self, what: str, error: Exception) -> None:
         """Leave the choice to vLLM's own LRU from now on."""
         logger.error("costcache: %s failed, and vLLM's own LRU takes over", what, exc_info=error)
         self.runs = None
         self.sent.given_up += 1
         self.leaving.clear()
 
-    def touch(self: Any, blocks: Sequence[Any]) -> None:
+    # -- the free list -----------------------------------------------------------------------
+
+    def popleft_n(self, n: int) -> list[Any]:
+        """Take the next ``n`` blocks to evict."""
+        runs = self.runs
+        if runs is None or not n:
+            return self.first(n)  # type: ignore[no-any-return]
+        runs.taken = []
+        try:
+            taken = runs.victims(n)
+        except Exception as error:
+            self.give_up("choosing victims", error)
+            taken = runs.taken
+            if len(taken) < n:
+                taken += self.first(n - len(taken))
+        if len(taken) > n:  # the policy evicts more than is needed: they are free, and next
+            more = taken[n:]
+            del taken[n:]
+            for block in more:
+                self._pool._maybe_evict_cached_block(block)
+            self._queue.prepend_n(more)
+        return taken
+
+    def iter_blocks_after(self, cursor: Any) -> Iterator[Any]:
+        """Free blocks in the order of eviction.
+
+        From the first one, wherever the last reader stopped: in between the policy may have changed its mind.
+        """
+        if self.runs is None:
+            return self._iter_blocks_after(cursor)  # type: ignore[no-any-return]
+        return self.runs.ranked()
+
+    # -- the block pool ----------------------------------------------------------------------
+
+    def touch(self, blocks: Sequence[Any]) -> None:
         """Blocks were found for a request, if one is being allocated."""
-        super().touch(blocks)  # type: ignore[misc]
+        self._touch(blocks)
         if self.request is not None:
             self.follow(self.request, blocks, len(blocks), found=True)
 
     def cache_full_blocks(
-        self: Any,
+        self,
         request: Any,
         blocks: list[Any],
         num_cached_blocks: int,
@@ -131,7 +133,7 @@ class Blocks:
         block_mask: list[bool] | None = None,
     ) -> None:
         """Blocks of a request are full. Those of its prompt are reported at once, others when it ends."""
-        super().cache_full_blocks(  # type: ignore[misc]
+        self._cache_full_blocks(
             request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
         )
         if num_full_blocks * block_size <= request.num_prompt_tokens:
@@ -140,7 +142,7 @@ class Blocks:
             keep_list(request, blocks)
 
     def follow(
-        self: Any,
+        self,
         request: Any,
         blocks: Sequence[Any],
         count: int,
@@ -167,13 +169,86 @@ class Blocks:
         except Exception as error:
             self.give_up("following a request", error)
 
-    def leave(self: Any, request: Any, manager: Any) -> Held | None:
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
+        """Blocks were freed; if they are those of a request, from back to front, it ends."""
+        if not self.leaving:
+            self._free_blocks(ordered_blocks)
+            return
+        ordered = list(ordered_blocks)
+        self._free_blocks(ordered)
+        self.release(self.leaving.pop(ordered[0].block_id, None) if ordered else None)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Blocks lost their contents: they and what follows them are next."""
+        runs, blocks = self.runs, self._pool.blocks
+        if runs is None:
+            self._evict_blocks(block_ids)
+            return
+        numbers = {
+            number: blocks[number].block_hash_num_tokens // runs.size - 1
+            for number in sorted(block_ids)
+            if blocks[number].block_hash is not None
+        }
+        self._evict_blocks(block_ids)
+        try:
+            for number, at in numbers.items():
+                block = blocks[number]
+                if block.ref_cnt:
+                    runs.lost[number] = at
+                elif runs.forget(block, at):
+                    self.discard([block])
+        except Exception as error:
+            self.give_up("evicting blocks", error)
+
+    def discard(self, blocks: list[Any]) -> None:
+        """Evict blocks that nobody can find: those that are free come first from now on."""
+        pool, queue = self._pool, self._queue
+        for block in blocks:
+            pool._maybe_evict_cached_block(block)
+        free = [block for block in blocks if not block.ref_cnt and block.block_id not in pool._reuse_watchers]
+        for block in free:
+            queue.remove(block)
+        queue.prepend_n(free)
+
+    def reset_prefix_cache(self) -> bool:
+        """All blocks lost their contents, if none is in use."""
+        done: bool = self._reset_prefix_cache()
+        if done and self.runs is not None:
+            self.leaving.clear()
+            self.runs.reset()
+        return done
+
+    # -- the KV cache manager ----------------------------------------------------------------
+
+    def allocate_slots(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Allocate blocks for a request."""
+        self.request = request
+        try:
+            return self._allocate_slots(request, *args, **kwargs)
+        finally:
+            self.request = None
+
+    def free(self, request: Any) -> None:
+        """Free the blocks of a request."""
+        held = self._leave(request)
+        self._free(request)
+        self.release(held)
+
+    def pop_blocks_for_free(self, request: Any) -> list[Any]:
+        """Give the blocks of a request to the scheduler, which frees them later, from back to front."""
+        held = self._leave(request)
+        blocks: list[Any] = self._pop_blocks_for_free(request)
+        if held is not None:
+            self.leaving[blocks[-1].block_id] = held  # the last block is always the request's own
+        return blocks
+
+    def _leave(self, request: Any) -> Held | None:
         """A request is about to give up its blocks: returns its path, to be released once they are free."""
         runs, name = self.runs, request.request_id
-        blocks = manager.req_to_blocks.get(name)
+        blocks = self._group.req_to_blocks.get(name)
         if runs is None or not blocks:
             return None
-        self.follow(request, blocks, manager.num_cached_block.get(name, 0))
+        self.follow(request, blocks, self._group.num_cached_block.get(name, 0))
         try:
             life = life_of(request, runs.pool)
             held, life.held = life.held, None
@@ -184,85 +259,10 @@ class Blocks:
             self.give_up("ending a request", error)
             return None
 
-    def free_blocks(self: Any, ordered_blocks: Iterable[Any]) -> None:
-        """Blocks were freed; if they are those of a request, from back to front, it ends."""
-        if not self.leaving:
-            super().free_blocks(ordered_blocks)  # type: ignore[misc]
-            return
-        ordered = list(ordered_blocks)
-        super().free_blocks(ordered)  # type: ignore[misc]
-        held = self.leaving.pop(ordered[0].block_id, None) if ordered else None
-        if held is not None:
-            self.release(held)
-
-    def release(self: Any, held: Held | None) -> None:
+    def release(self, held: Held | None) -> None:
         """The blocks of a request are free."""
         if held is not None and self.runs is not None:
             try:
                 self.runs.release(held)
             except Exception as error:
                 self.give_up("ending a request", error)
-
-    def evict_blocks(self: Any, block_ids: set[int]) -> None:
-        """Blocks lost their contents: they and what follows them are next."""
-        numbers = {
-            number: self.blocks[number].block_hash_num_tokens // self.runs.size - 1
-            for number in sorted(block_ids)
-            if self.runs is not None and self.blocks[number].block_hash is not None
-        }
-        super().evict_blocks(block_ids)  # type: ignore[misc]
-        try:
-            for number, at in numbers.items():
-                block = self.blocks[number]
-                if block.ref_cnt:
-                    self.runs.lost[number] = at
-                elif self.runs.forget(block, at):
-                    self.discard([block])
-        except Exception as error:
-            self.give_up("evicting blocks", error)
-
-    def discard(self: Any, blocks: list[Any]) -> None:
-        """Evict blocks that nobody can find: those that are free come first from now on."""
-        queue = self.free_block_queue
-        for block in blocks:
-            self._maybe_evict_cached_block(block)
-        free = [block for block in blocks if not block.ref_cnt and block.block_id not in self._reuse_watchers]
-        for block in free:
-            queue.remove(block)
-        queue.prepend_n(free)
-
-    def reset_prefix_cache(self: Any) -> bool:
-        """All blocks lost their contents, if none is in use."""
-        done: bool = super().reset_prefix_cache()  # type: ignore[misc]
-        if done and self.runs is not None:
-            self.leaving.clear()
-            self.runs.reset()
-        return done
-
-
-class Manager:
-    """The KV cache manager: says for which request blocks are allocated and freed."""
-
-    def allocate_slots(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Allocate blocks for a request."""
-        pool = self.block_pool
-        pool.request = request
-        try:
-            return super().allocate_slots(request, *args, **kwargs)  # type: ignore[misc]
-        finally:
-            pool.request = None
-
-    def free(self: Any, request: Any) -> None:
-        """Free the blocks of a request."""
-        held = self.block_pool.leave(request, self.coordinator.single_type_managers[0])
-        super().free(request)  # type: ignore[misc]
-        self.block_pool.release(held)
-
-    def pop_blocks_for_free(self: Any, request: Any) -> list[Any]:
-        """Give the blocks of a request to the scheduler, which frees them later, from back to front."""
-        pool = self.block_pool
-        held = pool.leave(request, self.coordinator.single_type_managers[0])
-        blocks: list[Any] = super().pop_blocks_for_free(request)  # type: ignore[misc]
-        if held is not None:
-            pool.leaving[blocks[-1].block_id] = held  # the last block is always the request's own
-        return blocks

@@ -25,16 +25,21 @@ _metrics: dict[str, Any] = {}
 
 
 class Sent:
-    """What the engine core sends of a pool's counts."""
+    """What the engine core sends of a pool's counts.
+
+    Attributes:
+        pool: The pool.
+        given_up: 1 once vLLM's own LRU has taken over for good, else 0.
+    """
 
     def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+        self.pool = pool
         self._sent: dict[str, int] = {}
         self.given_up = 0
 
     def add_to(self, stats: Any) -> None:
         """Add what is new to vLLM's ``SchedulerStats``."""
-        counts, sent = counts_of(self._pool), self._sent
+        counts, sent = counts_of(self.pool), self._sent
         counts[FALLBACKS[0]] += self.given_up
         entries = stats.num_kv_fetch_reqs_by_stage
         for name, count in counts.items():

@@ -13,6 +13,7 @@ from costcache.vllm.build import bind, is_tested, read_config, serving
 
 if TYPE_CHECKING:
     from costcache.binding import Binding
+    from costcache.vllm.blocks import Blocks
     from costcache.vllm.build import VllmSettings
 
 __all__ = ["choose", "register", "why_not"]
@@ -81,7 +82,7 @@ def scheduler_class(base: Any) -> Any:
             with serving(vllm_config):
                 super().__init__(vllm_config, *args, **kwargs)
             if choose(self.kv_cache_manager, vllm_config, settings):
-                self._costcache_sent = self.kv_cache_manager.block_pool.sent
+                self._costcache_sent = self.kv_cache_manager.block_pool.costcache.sent
 
         def make_stats(self, *args: Any, **kwargs: Any) -> Any:
             stats = super().make_stats(*args, **kwargs)
@@ -118,8 +119,7 @@ def choose(manager: Any, vllm_config: Any, settings: VllmSettings) -> bool:
     if reason is not None:
         logger.warning("costcache: vLLM's own LRU stays in force: %s", reason)
         return False
-    attach(manager, binding)
-    _log(manager, binding)
+    _log(attach(manager, binding), manager.block_pool, binding)
     return True
 
 
@@ -140,10 +140,10 @@ def why_not(manager: Any) -> str | None:
     return None
 
 
-def _log(manager: Any, binding: Binding) -> None:
+def _log(blocks: Blocks, pool: Any, binding: Binding) -> None:
     from vllm import __version__
 
-    architecture, pool = binding.architecture, manager.block_pool
+    architecture = binding.architecture
     logger.info(
         "costcache %s: vLLM %s, plugin %r (specificity %d) for %s, policy %r, pool 'kv' of %d blocks of %d "
         "tokens (%s B per token by the cost model)",
@@ -152,7 +152,7 @@ def _log(manager: Any, binding: Binding) -> None:
         architecture.name,
         architecture.specificity,
         architecture.model.architecture,
-        pool.runs.pool.policy,
+        blocks.sent.pool.policy,
         pool.num_gpu_blocks - 1,
         binding.page_size,
         f"{binding.cost.token.kv_bytes:,}",

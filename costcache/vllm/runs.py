@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from costcache.binding import Binding
     from costcache.pool import Pool
     from costcache.records import RequestInfo
+    from costcache.vllm.blocks import Blocks
 
 __all__ = ["Held", "Run", "Runs"]
 
@@ -110,18 +111,20 @@ class Runs:
         lost: Blocks that lost their contents while they were in use: their numbers in their prompts, by id.
     """
 
-    def __init__(self, binding: Binding, vllm: Any) -> None:
+    def __init__(self, binding: Binding, vllm: Any, blocks: Blocks) -> None:
         """Start with an empty cache.
 
         Args:
             binding: The model, its policy and its plugin; its page is a block.
             vllm: vLLM's block pool.
+            blocks: What stands in for its methods.
         """
         self.size = binding.page_size
         self.taken: list[Any] = []
         self.lost: dict[int, int] = {}
         self._step = binding.trim_step()
         self._vllm = vllm
+        self._adapter = blocks
         self._queue = vllm.free_block_queue
         self._held: dict[Held, None] = {}  # a set in order
         self._first: dict[int, Run] = {}  # runs by the id of their first block
@@ -296,12 +299,12 @@ class Runs:
         taken = self.taken
         empty = self._empty(count)
         if empty:
-            taken += queue.first(empty)
+            taken += self._adapter.first(empty)
         if empty < count:
             pool.reserved = max(0, pool.capacity - pool.pinned - queue.num_free_blocks * size)
             pool.evict((count - empty) * size)
             while len(taken) < count:  # something else than a request holds what follows, or it goes last
-                block = queue.first(1)[0]
+                block = self._adapter.first(1)[0]
                 taken.append(block)
                 tokens = block.block_hash_num_tokens
                 at = self.lost.pop(block.block_id, None) if tokens is None else tokens // size - 1
@@ -406,7 +409,7 @@ class Runs:
                 keep = at - run.depth // self.size if record is run else 0
                 gone += record.blocks[keep:]
                 self._drop_tail(record, keep)
-        self._vllm.discard([each for each in gone if each is not block])
+        self._adapter.discard([each for each in gone if each is not block])
         return True
 
     def ranked(self) -> Iterator[Any]:

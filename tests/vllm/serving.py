@@ -177,7 +177,7 @@ class Server:
         for block in pool.blocks:
             if block.block_hash is not None:
                 assert pool.cached_block_hash_to_block.contain(block.block_hash, block.block_id)
-        runs = getattr(pool, "runs", None)
+        runs = getattr(getattr(pool, "costcache", None), "runs", None)
         if runs is None:
             return
         records = runs.pool.records()
@@ -213,4 +213,4 @@ class Server:
 
     def victims(self) -> Any:
         """Policy in force, for messages."""
-        return self.pool.runs.pool.policy
+        return self.pool.costcache.runs.pool.policy

@@ -108,7 +108,7 @@ def is_vllms_lru(server: Server) -> None:
 def test_an_order_that_raises(event: str, caplog: pytest.LogCaptureFixture) -> None:
     server = Server(manager(150), bind("hostile", plugins=hostile(event, _raise)))
     run(server)
-    pool = server.pool.runs.pool
+    pool = server.pool.costcache.runs.pool
     if event == "defer":
         return  # nothing was ever deferred
     assert pool.policy == "lru"
@@ -123,7 +123,7 @@ def test_an_order_that_raises(event: str, caplog: pytest.LogCaptureFixture) -> N
 def test_an_order_that_lies(lie: str) -> None:
     server = Server(manager(150), bind("hostile", plugins=hostile("next_victim", LIES[lie])))
     run(server)
-    pool = server.pool.runs.pool
+    pool = server.pool.costcache.runs.pool
     assert pool.counters.short == 0
     if lie != "the newest":  # which may be evictable
         assert pool.policy == "lru"
@@ -135,8 +135,8 @@ def test_an_order_that_lies(lie: str) -> None:
 def test_an_order_that_names_odd_numbers(lie: str) -> None:
     server = Server(manager(150), bind("hostile", plugins=hostile("next_victim", HARMLESS[lie])))
     run(server)
-    assert server.pool.runs.pool.counters.short == 0
-    assert server.pool.runs is not None
+    assert server.pool.costcache.runs.pool.counters.short == 0
+    assert server.pool.costcache.runs is not None
 
 
 def test_an_order_that_cannot_be_made_stops_the_server_at_start() -> None:
@@ -157,10 +157,10 @@ def test_an_order_that_cannot_be_made_stops_the_server_at_start() -> None:
 def test_a_reset_starts_the_policy_afresh() -> None:
     server = Server(manager(150), bind("hostile", plugins=hostile("next_victim", _raise)))
     run(server)
-    assert server.pool.runs.pool.policy == "lru"
+    assert server.pool.costcache.runs.pool.policy == "lru"
     assert server.manager.reset_prefix_cache()
-    assert server.pool.runs.pool.policy == "hostile"
-    assert server.pool.runs.pool.fallbacks == 1
+    assert server.pool.costcache.runs.pool.policy == "hostile"
+    assert server.pool.costcache.runs.pool.fallbacks == 1
     server.check()
 
 
@@ -183,7 +183,7 @@ def test_vllms_own_list_takes_over_from_our_own_mistakes(
         fuzz.step()
         server.check()
     fuzz.close()
-    assert server.pool.runs is None
+    assert server.pool.costcache.runs is None
     assert len(server.free_list()) == 150
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert [error.getMessage() for error in errors if "vLLM's own LRU takes over" in error.getMessage()]

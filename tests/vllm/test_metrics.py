@@ -49,7 +49,7 @@ def value(name: str) -> float | None:
 
 def send(server: Server, loggers: Any) -> None:
     stats = SchedulerStats(num_kv_fetch_reqs_by_stage={"pending": 3})
-    server.pool.sent.add_to(stats)
+    server.pool.costcache.sent.add_to(stats)
     loggers.record(stats, None, engine_idx=0)
 
 
@@ -58,7 +58,7 @@ def test_counts_arrive_once_and_vllms_loggers_do_not_see_them(loggers: Any) -> N
     for number in range(10):
         server.serve(str(number), [number] * 16 * 20)
         send(server, loggers)
-    counters = server.pool.runs.pool.counters
+    counters = server.pool.costcache.runs.pool.counters
     assert counters.evictions == 5
     assert value("evictions_total") == 5
     assert value("shortfall_units_total") == value("evicted_units_total") == counters.evicted == 5 * 320
@@ -87,9 +87,9 @@ def test_a_fallback_of_the_policy_and_one_of_ours_are_counted(loggers: Any) -> N
     server = Server(manager(100), "lfu")
     for number in range(10):
         server.serve(str(number), [number] * 16 * 20)
-    server.pool.runs.pool._guard.drop("a test says so")
+    server.pool.costcache.runs.pool._guard.drop("a test says so")
     send(server, loggers)
     assert value("fallbacks_total") == 1
-    server.pool.give_up("a test", ValueError("no reason"))
+    server.pool.costcache.give_up("a test", ValueError("no reason"))
     send(server, loggers)
     assert value("fallbacks_total") == 2

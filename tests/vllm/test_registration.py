@@ -72,7 +72,7 @@ def test_without_the_setting_nothing_of_vllm_changes(config: Any, caplog: pytest
     made = scheduler(config())
     assert isinstance(made, Scheduler)
     assert type(made.kv_cache_manager) is KVCacheManager
-    assert not hasattr(made.kv_cache_manager.block_pool, "runs")
+    assert not hasattr(made.kv_cache_manager.block_pool, "costcache")
     assert made.make_stats().num_kv_fetch_reqs_by_stage.keys().isdisjoint({"costcache:evictions_total"})
     assert [record for record in caplog.records if record.name == "costcache"] == []
 
@@ -81,7 +81,7 @@ def test_the_policy_is_in_force_and_one_line_says_so(config: Any, caplog: pytest
     caplog.set_level(logging.INFO, "costcache")
     made = scheduler(config({"policy": "slru", "policy_settings": {"protected_threshold": 3}}))
     pool = made.kv_cache_manager.block_pool
-    assert pool.runs.pool.policy == "slru"
+    assert pool.costcache.runs.pool.policy == "slru"
     assert isinstance(made.kv_cache_manager, KVCacheManager)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "costcache"]
     assert f"vLLM {vllm.__version__}, plugin 'mha'" in line
@@ -95,7 +95,7 @@ def test_the_policy_is_in_force_and_one_line_says_so(config: Any, caplog: pytest
 def test_both_schedulers_can_be_chosen(config: Any, asynchronous: bool) -> None:
     made = scheduler(config("hazard", async_scheduling=asynchronous))
     assert isinstance(made, AsyncScheduler) == asynchronous
-    assert made.kv_cache_manager.block_pool.runs.pool.policy == "hazard"
+    assert made.kv_cache_manager.block_pool.costcache.runs.pool.policy == "hazard"
     assert made.make_stats().num_kv_fetch_reqs_by_stage["costcache:lru_in_force"] == 0
 
 
@@ -146,7 +146,7 @@ def test_an_untested_version_is_refused_by_name(
     ):
         scheduler(config("hazard"))
     made = scheduler(config({"policy": "hazard", "untested": "lru"}))
-    assert type(made.kv_cache_manager) is KVCacheManager
+    assert not hasattr(made.kv_cache_manager.block_pool, "costcache")
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "costcache"]
     assert "vLLM's own LRU stays in force" in warning
     scheduler(config())  # nobody asked
@@ -160,7 +160,7 @@ def test_where_no_policy_can_choose_the_log_says_why(config: Any, caplog: pytest
     ):
         caplog.clear()
         made = scheduler(config("hazard", **more), *specs)
-        assert type(made.kv_cache_manager) is KVCacheManager
+        assert not hasattr(made.kv_cache_manager.block_pool, "costcache")
         (warning,) = [record.getMessage() for record in caplog.records if record.name == "costcache"]
         assert "vLLM's own LRU stays in force" in warning
         assert words in warning

@@ -21,7 +21,7 @@ class Listener(Server):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ends: list[tuple[RequestRecord, RequestInfo]] = []
-        self.pool.runs.pool._finish = lambda record, info: self.ends.append((record, info))
+        self.pool.costcache.runs.pool._finish = lambda record, info: self.ends.append((record, info))
 
 
 def listener(**more: Any) -> Listener:
@@ -70,7 +70,7 @@ def test_a_request_that_is_preempted_goes_on_and_ends_once() -> None:
     assert len(server.ends) == 1
     assert server.ends[0][0] is record
     assert server.ends[0][1].new_tokens == 100  # what it found was its own
-    assert all(run.uses == 1 for run in server.pool.runs.pool.live.values())
+    assert all(run.uses == 1 for run in server.pool.costcache.runs.pool.live.values())
     assert server.hits == 128
 
 
@@ -78,7 +78,7 @@ def test_uses_are_counted_once_a_request() -> None:
     server = listener()
     for name in "abc":
         server.serve(name, [1] * 64 + [ord(name)] * 64)
-    (shared,) = [run for run in server.pool.runs.pool.live.values() if not run.depth]
+    (shared,) = [run for run in server.pool.costcache.runs.pool.live.values() if not run.depth]
     assert (shared.tokens, shared.uses) == (64, 3)
 
 
@@ -91,7 +91,7 @@ def test_a_running_requests_answer_can_be_used_by_others() -> None:
     server.check()
     server.finish(request)
     server.check()
-    runs = sorted(server.pool.runs.pool.live.values(), key=lambda run: run.depth)
+    runs = sorted(server.pool.costcache.runs.pool.live.values(), key=lambda run: run.depth)
     assert [(run.depth, run.tokens, run.uses) for run in runs][:2] == [(0, 32, 2), (32, 32, 2)]
     assert runs[1].creator == 1  # the one that generated it
 
@@ -125,7 +125,7 @@ def test_hints_that_cannot_be_read_are_left_out_and_said_once(
         info = end(server, server.request(name, [1] * 50, extra_args={"costcache": given}))
         assert info._replace(new_tokens=50) == RequestInfo(new_tokens=50, finish_reason="stop")
     assert len(caplog.records) == 1
-    assert server.pool.runs is not None
+    assert server.pool.costcache.runs is not None
 
 
 @pytest.mark.parametrize("policy", ["hazard", "lru2", "s3fifo", "wtinylfu"])
@@ -141,5 +141,5 @@ def test_hashes_that_share_their_first_bytes_are_harmless(policy: str) -> None:
         server.finish(request)
         server.check()
     assert server.hits > 0
-    assert server.pool.runs is not None
-    assert server.pool.runs.pool.fallbacks == 0
+    assert server.pool.costcache.runs is not None
+    assert server.pool.costcache.runs.pool.fallbacks == 0

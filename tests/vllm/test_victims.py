@@ -35,7 +35,7 @@ def test_lru_evicts_what_vllm_would(seed: int, defer: bool) -> None:
     servers[1].check()
     assert servers[0].free_list() == servers[1].free_list()
     assert servers[0].hits == servers[1].hits > 0
-    pool = servers[1].pool.runs.pool
+    pool = servers[1].pool.costcache.runs.pool
     assert pool.counters.evictions > 100
     assert pool.counters.short == pool.fallbacks == 0
     assert {"preempt", "abort", "finish", "resume"} <= fuzz.counts.keys()
@@ -71,7 +71,7 @@ def test_lru_evicts_what_vllm_would_on_a_recorded_trace() -> None:
             handed_out.append(server.start(request))
             server.finish(request)
         assert handed_out[0] == handed_out[1]
-    assert servers[1].pool.runs.pool.counters.victims > 1000
+    assert servers[1].pool.costcache.runs.pool.counters.victims > 1000
 
 
 def hashes(pages: list[int]) -> list[bytes]:
@@ -92,7 +92,7 @@ def test_every_policy_serves_under_pressure(policy: str) -> None:
             server.check()
     fuzz.close()
     server.check()
-    pool = server.pool.runs.pool
+    pool = server.pool.costcache.runs.pool
     assert pool.policy == policy
     assert pool.fallbacks == pool.counters.short == 0
     assert pool.counters.evictions > 20
@@ -138,8 +138,8 @@ def test_random_operations_lose_no_block(policy: str, seed: int) -> None:
     fuzz.close()
     server.check()
     assert len(server.free_list()) == 150
-    assert server.pool.runs is not None  # nothing of ours failed
-    assert server.pool.runs.pool.fallbacks == 0
+    assert server.pool.costcache.runs is not None  # nothing of ours failed
+    assert server.pool.costcache.runs.pool.fallbacks == 0
     assert {"evict", "connect", "disconnect"} <= fuzz.counts.keys()
 
 
@@ -174,7 +174,7 @@ def test_blocks_that_were_unpinned_go_last() -> None:
     server.check()
     server.serve("all", [4] * 16 * 50)
     assert sorted(reused) == sorted(block.block_id for block in read)
-    assert server.pool.runs is not None
+    assert server.pool.costcache.runs is not None
     server.check()
 
 
@@ -182,10 +182,9 @@ def test_a_request_whose_blocks_were_found_unseen_is_followed_all_the_same() -> 
     """Should vLLM find blocks by another way than the one that is reported."""
     server = Server(manager(50), "lru")
     server.serve("first", [1] * 16 * 5)
-    server.pool.follow = lambda *args, found=False, **more: (
-        None if found else type(server.pool).follow(server.pool, *args, **more)
-    )
+    follow = server.pool.costcache.follow
+    server.pool.costcache.follow = lambda *args, found=False, **more: None if found else follow(*args, **more)
     server.serve("second", [1] * 16 * 5 + [2] * 16 * 5)
     server.check()
-    assert server.pool.runs is not None
-    assert sorted(run.uses for run in server.pool.runs.pool.live.values()) == [1, 2]
+    assert server.pool.costcache.runs is not None
+    assert sorted(run.uses for run in server.pool.costcache.runs.pool.live.values()) == [1, 2]
