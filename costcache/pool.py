@@ -281,6 +281,11 @@ class Pool:
         clock = self.clock
         return RequestRecord(clock.begin(), clock.in_seconds)
 
+    @property
+    def hears_finish(self) -> bool:
+        """Whether the order wants to know how requests end; if not, :meth:`finish` need not be called."""
+        return self._finish is not None
+
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
         """A request ended."""
         handler = self._finish

@@ -52,24 +52,26 @@ class Node(NodeRecord):
 
     def prefix_hash(self, offset: int = 0) -> int | None:
         """See :class:`costcache.records.NodeRecord`; None for a root and for an evicted node."""
-        if not offset:
-            return self.prefix_hash_with(0, self.edge)
-        start = self._byte(offset)
-        return self.prefix_hash_with(offset, self.key[start : start + len(self.edge)])
+        parent = self.parent
+        if parent is None:
+            return None
+        checksum, page = parent.checksum, self.edge
+        if checksum is None:
+            checksum = parent.prefix_checksum()
+        if offset:
+            start = self._byte(offset)
+            checksum = zlib.crc32(memoryview(self.key)[:start], checksum)
+            page = bytes(self.key[start : start + len(page)])
+        # With the depth beside the 32-bit checksum, only prefixes of one length can collide.
+        return self.depth + offset << 32 | zlib.crc32(page, checksum)
 
     def prefix_hash_with(self, offset: int, content: bytes | bytearray) -> int | None:
         """See :class:`costcache.records.NodeRecord`; None for a root and for an evicted node."""
         parent = self.parent
         if parent is None:
             return None
-        checksum, size = parent.checksum, len(self.edge)
-        if checksum is None:
-            checksum = parent.prefix_checksum()
-        if offset:
-            checksum = zlib.crc32(memoryview(self.key)[: self._byte(offset)], checksum)
-        page = content if len(content) == size else content[:size]
-        # With the depth beside the 32-bit checksum, only prefixes of one length can collide.
-        return self.depth + offset << 32 | zlib.crc32(page, checksum)
+        checksum = zlib.crc32(memoryview(self.key)[: self._byte(offset)], parent.prefix_checksum())
+        return self.depth + offset << 32 | zlib.crc32(content[: len(self.edge)], checksum)
 
     def _byte(self, offset: int) -> int:
         """Where the page of the key begins that ``offset`` tokens of the node are before."""
@@ -81,7 +83,7 @@ class Node(NodeRecord):
         key = self.key
         if not start:
             return key  # all of it is evicted, and nobody changes it any more: no need to read it
-        return bytes(memoryview(key)[start * len(key) // end :])
+        return key[start * len(key) // end :]
 
     def shared(self, offset: int, content: bytes | bytearray) -> int:
         """See :class:`costcache.records.NodeRecord`."""

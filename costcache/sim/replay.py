@@ -69,7 +69,8 @@ def replay(
             matched.append(found)
             if priorities is not None and priorities[i]:
                 pool.raise_priority(request.end or node, priorities[i])
-            finish(request, info(i, found))
+            if pool.hears_finish:
+                finish(request, info(i, found))
         seconds = now() - started
     return outcome_of(tree, matched, seconds, cache.deciding)
 

@@ -77,7 +77,7 @@ class RequestInfos:
             matched: Prompt tokens that hit when it began. The rest count as new, as they do for a server,
                 which does not remember evicted tokens.
         """
-        return _info((self._outputs[request], self._inputs[request] - matched, *self._rest[request]))
+        return _info((self._outputs[request], self._inputs[request] - matched) + self._rest[request])
 
 
 def _rest(trace: Trace, known: Known) -> Sequence[tuple[Any, ...]]:

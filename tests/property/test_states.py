@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -255,6 +256,26 @@ def test_hazard_tells_a_chat_that_has_gone_on_from_a_prompt_that_is_new() -> Non
         assert states.take(victim, 1) == 1
     assert victim is not None
     assert not asked_once, "they go first, though younger"
+
+
+def test_a_state_gets_another_class_when_its_node_gains_or_loses_children() -> None:
+    """Children come and go without a use of the state. It is classed anew only then, and as from scratch."""
+    made = new("hazard", 40 * PAGE, 12, joint=False)
+    order = made.pool.order
+    assert isinstance(order, HazardStates)
+    server, draw, moved = Server(made), random.Random(3), 0
+    learner = order.learner
+    for turn in range(400):
+        system, chat = draw.randrange(3), draw.randrange(8)
+        server.serve([system, 10 + chat, 100 + draw.randrange(3), 1000 + turn][: draw.randint(1, 4)], False)
+        before = {serial: life.group for serial, life in learner.lives.items()}
+        learner.reclassify(order._known.values())
+        after = {serial: life.group for serial, life in learner.lives.items()}
+        moved += before != after
+        for serial, record in order._known.items():
+            learner.classify(record, learner.lives[serial])
+        assert after == {serial: life.group for serial, life in learner.lives.items()}
+    assert moved > 20
 
 
 def test_hazard_estimates_a_new_class_when_states_are_ranked_next() -> None:

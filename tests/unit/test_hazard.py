@@ -345,6 +345,13 @@ def test_classes_and_ages_that_were_left_out_are_worked_out_when_asked_for() -> 
             part.learn(estimate, np.array([3, 5]), oldest)
             assert part.of(np.full(len(ages), group), np.array(ages)).tolist() == found.tolist()
     assert (part.table() == whole.table()).all()
+    part = Worth(Depths())
+    part.learn(estimate, np.array([3, 5]))
+    asked = part.at(2, 7.0)
+    assert not part.is_complete, "one class was asked for, and one is worked out"
+    part.learn(estimate, np.array([3, 5]))
+    assert part.at(2, 7.0) == asked == whole.at(2, 7.0)
+    assert (part.table() == whole.table()).all()
 
 
 def test_classes_in_words() -> None:

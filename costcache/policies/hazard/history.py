@@ -28,14 +28,14 @@ class Piece:
 
     __slots__ = ("cohort", "first_use", "group", "last_use", "start", "tokens", "uses", "walk")
 
-    def __init__(self, start: int, tokens: int, now: float, group: int) -> None:
+    def __init__(self, start: int, tokens: int, now: float, group: int, walk: Walk | None = None) -> None:
         self.start = start
         self.tokens = tokens
         self.uses = 1
         self.first_use = self.last_use = now
         self.group = group
         self.cohort: Cohort | None = None
-        self.walk: Walk | None = None
+        self.walk = walk
 
     @property
     def end(self) -> int:
@@ -44,8 +44,8 @@ class Piece:
 
     def cut(self, at: int) -> Piece:
         """Keep the tokens before ``at``; return the rest, with the same history."""
-        rest = Piece(at, self.start + self.tokens - at, self.last_use, self.group)
-        rest.uses, rest.first_use, rest.cohort, rest.walk = self.uses, self.first_use, self.cohort, self.walk
+        rest = Piece(at, self.start + self.tokens - at, self.last_use, self.group, self.walk)
+        rest.uses, rest.first_use, rest.cohort = self.uses, self.first_use, self.cohort
         self.tokens = at - self.start
         return rest
 
@@ -124,10 +124,12 @@ class Tracked:
 
     __slots__ = ("above", "dirty", "name", "pieces", "pinned_until", "record", "rest", "stamp", "trimmed")
 
-    def __init__(self, record: NodeRecord, pieces: list[Piece], trimmed: list[Piece]) -> None:
+    def __init__(
+        self, record: NodeRecord, pieces: list[Piece], trimmed: list[Piece], name: int | None = None
+    ) -> None:
         self.record = record
         self.stamp = 0
-        self.name: int | None = None
+        self.name = name
         self.pieces = pieces
         self.trimmed = trimmed
         self.pinned_until = 0

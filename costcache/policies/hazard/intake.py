@@ -76,17 +76,17 @@ class Intake:
             self.catch_up()
         if not self.nodes and not self.requests:
             self.began = record.last_use
-        learner, ghosts, shadow = self._learner, self.ghosts, self._learner.shadow
-        now, at, tokens = record.last_use, record.depth, record.tokens
+        learner, ghosts = self._learner, self.ghosts
+        shadow = learner.shadow
+        now, start, tokens = record.last_use, record.depth, record.tokens
         if now > self.now:
             self.now = now
         else:
             now = self.now
-        end = at + tokens
         known: list[Piece] = []
         before: Tracked | None = None
         walk, recency = shadow.newest, record.recency
-        if at:
+        if start:
             parent = record.parent
             before = None if parent is None else parent.data
             if parent is not None and before is not None:
@@ -95,41 +95,39 @@ class Intake:
                     walk.recency = recency  # the request walked its path again
                 if parent.live_children == 1:
                     # What follows a trimmed node is, except in rare cases, what was trimmed off it.
-                    if last.end > at:
+                    if last.end > start:
                         # Trimmed while the request waited, which had used it whole: it was not touched again.
-                        self._cut_off(before, [last.cut(at)])
-                    if before.trimmed and before.trimmed[0].start == at:
+                        self._cut_off(before, [last.cut(start)])
+                    if before.trimmed and before.trimmed[0].start == start:
                         known, before.trimmed = before.trimmed, []
         else:
             self.requests += 1
             learner.end_request()
-        self.resident += tokens
-        shadow.room = max(shadow.room, self.resident)
+        self.resident = resident = self.resident + tokens
+        if resident > shadow.room:  # noqa: PLR1730 # max is a call
+            shadow.room = resident
         if recency != walk.recency:
-            walk = shadow.begin(recency, at)
-        name = record.prefix_hash() if shadow.remnants or (ghosts.tokens and not known) else None
-        named = name
+            walk = shadow.begin(recency, start)
+        remnants = shadow.remnants
+        name = record.prefix_hash() if remnants or (ghosts.tokens and not known) else None
         pieces: list[Piece] = []
         trimmed: list[Piece] = []
+        at, end = start, start + tokens
         while at < end:
             if not known and ghosts.tokens:
-                if at != record.depth:
-                    named = record.prefix_hash(at - record.depth)
-                known = ghosts.take(named) or []
+                known = ghosts.take(name if at == start else record.prefix_hash(at - start)) or []
             if not known:
-                pieces.append(Piece(at, end - at, now, learner.classes.open))
+                pieces.append(Piece(at, end - at, now, learner.classes.open, walk))
                 break
-            known, beyond = split_at(known, end)
+            known, trimmed = split_at(known, end)
             for piece in known:
+                piece.walk = walk
                 learner.end(piece, now)
             pieces += known
             at = known[-1].end
-            trimmed, known = beyond, []
-        for piece in pieces:
-            piece.walk = walk
-        tracked = record.data = Tracked(record, pieces if len(pieces) < 2 else join(pieces), trimmed)
-        tracked.name = name
-        if shadow.remnants or (before is not None and before.rest is not None):
+            known = []
+        tracked = record.data = Tracked(record, pieces if len(pieces) < 2 else join(pieces), trimmed, name)
+        if name in remnants or (before is not None and before.rest is not None):
             if held := shadow.insert(tracked, before, name):
                 learner.missed(tracked, held)
         else:
@@ -180,8 +178,8 @@ class Intake:
             self.catch_up()
         known: Tracked = tail.data
         front, known.pieces = split_at(known.pieces, tail.depth)
-        tracked = prefix.data = Tracked(prefix, front, [])
-        tracked.name, known.name = known.name, None
+        tracked = prefix.data = Tracked(prefix, front, [], known.name)
+        known.name = None
         tracked.pinned_until = known.pinned_until
         self.nodes += 1
 
@@ -189,11 +187,10 @@ class Intake:
         """Remember the last ``tokens`` tokens of a node, which were evicted, with what is left of it."""
         if self.pending:
             self.catch_up()
-        self.resident -= tokens
         tracked: Tracked = record.data
         pieces, end = tracked.pieces, record.depth + record.tokens
         shadow = self._learner.shadow
-        shadow.room = float(self.resident)
+        self.resident = shadow.room = self.resident - tokens
         shadow.evict(tracked, end, end + tokens)
         if pieces[-1].start >= end:  # another piece is the last one now
             tracked.pieces, off = split_at(pieces, end)
@@ -213,25 +210,26 @@ class Intake:
         if self.pending:
             self.catch_up()
         tracked: Tracked = record.data
-        shadow = self._learner.shadow
-        shadow.evict(tracked, record.depth, record.depth + record.tokens)
+        shadow, depth, tokens = self._learner.shadow, record.depth, record.tokens
+        shadow.evict(tracked, depth, depth + tokens)
         record.data = None
         tracked.stamp = 0
         self.nodes -= 1
-        self.resident -= record.tokens
-        shadow.room = float(self.resident)
+        self.resident = shadow.room = self.resident - tokens
         name = tracked.name
         if name is None:
             name = record.prefix_hash()
         shadow.remove(tracked, name)
-        for piece in tracked.pieces:
+        pieces = tracked.pieces
+        for piece in pieces:
             piece.walk = None
-        pieces = tracked.pieces + tracked.trimmed
+        if tracked.trimmed:
+            pieces = pieces + tracked.trimmed
         if name is None:
             self._censor(pieces)
         else:
             last = pieces[-1]
-            self.ghosts.keep(name, last.start + last.tokens - pieces[0].start, pieces)
+            self.ghosts.keep(name, last.start + last.tokens - depth, pieces)
 
     def _censor(self, pieces: list[Piece]) -> None:
         self._learner.censor(pieces, self.now)
@@ -267,7 +265,8 @@ class Intake:
                 if group == open_class:
                     if record.creator != number:
                         continue  # its own request is still running
-                    learner.withdraw(piece)
+                    if piece.cohort is not None:
+                        learner.withdraw(piece)
                     piece.group = group = classes.fresh(made, ending)
                 elif piece.cohort is None:
                     group = classes.after(group, ending)

@@ -112,12 +112,15 @@ class Learner:
         cohort = cohorts.current.get(key)
         if cohort is None:
             cohort = cohorts.current[key] = cohorts.begin(stratum, last_use)
-        piece.cohort, slot = cohort, cohort.slot
-        if last_use > self._last[slot]:
-            self._last[slot] = last_use
-        elif last_use < self._first[slot]:
-            self._first[slot] = last_use
-        self._at_risk[slot] += tokens
+            self._at_risk[cohort.slot] = tokens
+        else:
+            slot = cohort.slot
+            if last_use > self._last[slot]:
+                self._last[slot] = last_use
+            elif last_use < self._first[slot]:
+                self._first[slot] = last_use
+            self._at_risk[slot] += tokens
+        piece.cohort = cohort
         table.tokens += tokens
         table.squares += tokens * tokens
 

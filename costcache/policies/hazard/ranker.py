@@ -159,31 +159,32 @@ class Ranker:
         self._ranked = []
         self._rest = None
         slots = np.asarray(self._listed).nonzero()[0]
-        if len(slots) <= _FEW:
-            rows = slots.tolist()
-            strata, firsts, last = cohorts.stratum, self._first, self._last
-            middles = [now - (firsts[row] + last[row]) / 2 for row in rows]
-            self._rank(self.worth.each([strata[row] for row in rows], middles), rows)
-            return
         ages = now - (np.asarray(self._first).take(slots) + np.asarray(self._last).take(slots)) / 2
-        worths = self.worth.of(np.asarray(cohorts.stratum).take(slots), ages)
+        strata = np.asarray(cohorts.stratum).take(slots)
+        if len(slots) <= _FEW:
+            self._rank(self.worth.each(strata.tolist(), ages.tolist()), slots)
+            return
+        worths = self.worth.of(strata, ages)
         # Only the least valuable are likely to be needed before the next ranking. What is worth less than
         # the others comes before their entry, in which -inf sorts before any time.
         least = np.partition(worths, _AT_FIRST)[_AT_FIRST]
         self._ranked.append((float(least), -math.inf, 0, _REST))
         self._rest = worths, slots, least
         first = (worths < least).nonzero()[0]
-        self._rank(worths.take(first).tolist(), slots.take(first).tolist())
+        self._rank(worths.take(first).tolist(), slots.take(first))
 
     def _rank_rest(self) -> None:
         if self._rest is not None:
             worths, slots, least = self._rest
             rest = worths >= least
-            self._rank(worths[rest].tolist(), slots[rest].tolist())
+            self._rank(worths[rest].tolist(), slots[rest])
 
-    def _rank(self, worths: list[float], rows: list[int]) -> None:
-        first, listed = map(self._first.__getitem__, rows), map(self._listed.__getitem__, rows)
-        self._ranked += zip(worths, first, listed, rows, strict=True)
+    def _rank(self, worths: list[float], slots: NDArray[np.int64]) -> None:
+        import numpy as np
+
+        first = np.asarray(self._first).take(slots).tolist()
+        listed = np.asarray(self._listed).take(slots).tolist()
+        self._ranked += zip(worths, first, listed, slots.tolist(), strict=True)
         heapify(self._ranked)
 
     def sweep(self, leaves: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from heapq import heappop, heappush
 
 from costcache.policies.hazard.history import Part, Piece, Tracked, Walk
@@ -12,6 +10,8 @@ __all__ = ["ShadowLRU"]
 
 _PER_END = 64
 """Parked walks that are looked at again for each request that ends."""
+_UNLIMITED = 1 << 60
+"""Tokens for which there is room until it is known."""
 _SPARE = 1024
 """Stale entries that are tolerated, besides as many as there are others."""
 
@@ -53,13 +53,14 @@ class ShadowLRU:
         self.gained = 0
         self.lost = 0
         self.tokens = 0
-        self.room = math.inf
+        self.room = _UNLIMITED
         self.newest = Walk(-1, 0)
         self.remnants: dict[int, list[Part]] = {}
         self.behind_by = 0.0
-        self._remembered = 0  # tokens of remnants, those that LRU has evicted since included
+        self._remembered = 0  # tokens of remnants at most, those that LRU has evicted since included
         self._most = _SPARE
-        self._line: deque[Walk] = deque()  # in order of recency
+        self._line: list[Walk] = []  # in order of recency
+        self._oldest = 0  # where the line begins: those before have been taken out
         self._heap: list[tuple[int, int, Walk]] = []  # others, which have found their place since
         self._moved = 0
         self._most_walks = _SPARE
@@ -81,7 +82,9 @@ class ShadowLRU:
         line = self._line
         line.append(walk)
         if len(line) > self._most_walks:
-            self._line = line = deque([each for each in line if each.high > each.low or each is walk])
+            line = line[self._oldest :]
+            self._line = line = [each for each in line if each.high > each.low or each is walk]
+            self._oldest = 0
             self._most_walks = 2 * len(line) + _SPARE
         return walk
 
@@ -119,7 +122,6 @@ class ShadowLRU:
             parts = None if name is None else self.remnants.pop(name, None)
             if parts is None:
                 break
-            self._remembered -= parts[0][1] - parts[-1][0]
             more = self._match(parts, tracked)
             if not more:
                 break
@@ -159,7 +161,9 @@ class ShadowLRU:
                 if reach == end:
                     tracked.rest = parts
                 elif content is not None:
-                    self._remember(record.prefix_hash_with(reach - depth, content), parts)
+                    name = record.prefix_hash_with(reach - depth, content)
+                    if name is not None:
+                        self._remember(name, parts)
                 break
         return held
 
@@ -211,22 +215,18 @@ class ShadowLRU:
         tracked.above = None if parent is None else parent.data
         if rest is not None:
             tracked.rest = None
-            self._remember(name, rest)
+            if name is not None:
+                self._remember(name, rest)
 
-    def _remember(self, name: int | None, parts: list[Part]) -> None:
-        if name is None:
-            return
+    def _remember(self, name: int, parts: list[Part]) -> None:
         remnants = self.remnants
-        old = remnants.get(name)
-        if old is not None:
-            self._remembered -= old[0][1] - old[-1][0]
         remnants[name] = parts
         self._remembered += parts[0][1] - parts[-1][0]
         if self._remembered > self._most:
             for stale in [name for name, each in remnants.items() if each[-1][2].high <= each[-1][0]]:
-                old = remnants.pop(stale)
-                self._remembered -= old[0][1] - old[-1][0]
-            self._most = 2 * self._remembered + int(self.room)
+                del remnants[stale]
+            self._remembered = sum([each[0][1] - each[-1][0] for each in remnants.values()])
+            self._most = 2 * self._remembered + self.room
 
     def release(self) -> None:
         """A request ended, or a leaf was unlocked: what it pinned may be evicted."""
@@ -245,45 +245,58 @@ class ShadowLRU:
                 self._move(walk)
             parked.clear()
             self._looks = 0
+        at, count = self._oldest, len(line)
         excess = self.tokens - self.room
-        while excess > 0 and (line or heap):
-            in_line = not heap or (bool(line) and line[0].recency < heap[0][0])
-            walk = line[0] if in_line else heap[0][2]
-            recency, high, floor = walk.recency, walk.high, walk.low
-            tracked = walk.end if high > floor else None
-            moved = False
-            while tracked is not None:
-                record = tracked.record
-                if record.data is not tracked:
-                    tracked = tracked.above
-                elif record.depth >= high:
-                    tracked = None if record.parent is None else record.parent.data
-                else:
-                    end = record.depth + record.tokens
-                    if end >= high:
-                        end = record.depth
-                        if recency < record.recency < before:  # touched since, and so is all before it
-                            walk.recency = record.recency
-                            moved = True
-                        elif record.locks > int(record.recency >= before):  # one may be its very own
-                            parked.append(walk)
-                            moved = True
-                    floor = max(floor, end)
+        while excess > 0:
+            if heap and (at == count or heap[0][0] <= line[at].recency):
+                walk = heap[0][2]
+            elif at < count:
+                walk = line[at]
+            else:
+                break
+            low, high, later = walk.low, walk.high, 0
+            if high > low:
+                tracked, floor = walk.end, low
+                while tracked is not None:
+                    record = tracked.record
+                    if record.data is not tracked:
+                        tracked = tracked.above
+                        continue
+                    start = record.depth
+                    if start >= high:
+                        tracked = None if record.parent is None else record.parent.data
+                        continue
+                    if start + record.tokens < high:
+                        start += record.tokens
+                    elif walk.recency < record.recency < before:  # touched since, and so is all before it
+                        later = record.recency
+                    elif record.locks and record.locks > int(record.recency >= before):  # one may be its own
+                        later = -1
+                    if start > low:
+                        floor = start
                     break
-            walk.end = tracked
-            if moved or high <= floor:
-                if in_line:
-                    line.popleft()
-                else:
-                    heappop(heap)
-                if walk.recency > recency:
-                    self._move(walk)
-                continue
-            if high - floor > excess:
-                floor = high - int(excess)
-            walk.high = floor
-            self.tokens -= high - floor
-            excess -= high - floor
+                walk.end = tracked
+                if not later:
+                    if high - floor > excess:
+                        walk.high = high - excess
+                        excess = 0
+                        break
+                    excess -= high - floor
+                    walk.high = floor
+                    if floor > low or walk is self.newest:
+                        continue
+                    walk.end = None
+            if heap and walk is heap[0][2]:
+                heappop(heap)
+            else:
+                at += 1
+            if later > 0:
+                walk.recency = later
+                self._move(walk)
+            elif later:
+                parked.append(walk)
+        self._oldest = at
+        self.tokens = self.room + excess
 
     def _move(self, walk: Walk) -> None:
         self._moved += 1

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from costcache.policies.hazard.bins import BINS, age_bin, edges
+from costcache.policies.hazard.bins import BINS, ENDS, age_bin, edges
 from costcache.policies.hazard.life_table import ALL, LifeTable
 from costcache.policies.hazard.survival import gittins_index
 from costcache.records import NodeRecord, RequestInfo
@@ -66,6 +66,7 @@ class Life:
         followed: Whether a longer state was made after it, with no branch in between.
         stands_for: The state after it, evicted, whose session resumes from this one now; None otherwise.
         branched: Whether prompts have parted at it.
+        position: How many branches followed it when it was classed, at most 2, or that it is superseded.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class Life:
         "followed",
         "group",
         "last_use",
+        "position",
         "stands_for",
         "turns",
         "undo",
@@ -83,7 +85,7 @@ class Life:
     )
 
     def __init__(self, turns: int, now: float) -> None:
-        self.group = 0
+        self.group = self.position = 0
         self.turns = turns
         self.uses = 1
         self.first_use = self.last_use = now
@@ -127,6 +129,7 @@ class StateLearner:
             LifeTable((ALL,) * _LEVELS, strength, _SHARE * _BRANCHED_OFF),
         )
         self._rows: list[tuple[LifeTable, int]] = []
+        self._numbers: tuple[list[int], list[int]] = [], []  # of the classes of each table
         self._classes: dict[tuple[int, int, int | tuple[Answer | None, int]], int] = {}
         self._estimated = 0  # classes
 
@@ -198,34 +201,54 @@ class StateLearner:
 
     def classify(self, record: NodeRecord, life: Life) -> None:
         """Give a state its class, which follows its node: children come and go without a use."""
-        uses = life.uses
-        gap = (life.last_use - life.first_use) / (uses - 1) if uses > 1 else 0.0
-        position = _SUPERSEDED if life.followed and not life.branched else min(record.live_children, 2)
-        level = min((uses - 1).bit_length(), _LEVELS - 1)
-        exponent = min(max(math.frexp(gap)[1], -1), 16)
+        uses, position = life.uses, record.live_children
+        if life.followed and not life.branched:
+            position = _SUPERSEDED
+        elif position > 2:
+            position = 2
+        life.position = position
+        level, gap = 0, 0.0
         known: int | tuple[Answer | None, int]
-        known = exponent if uses > 1 else (life.answer, min(life.turns.bit_length(), 3))
+        if uses == 1:
+            known = life.answer, min(life.turns.bit_length(), 3)
+        else:
+            level = min((uses - 1).bit_length(), _LEVELS - 1)
+            gap = (life.last_use - life.first_use) / (uses - 1)
+            known = min(max(math.frexp(gap)[1], -1), 16)
         key = (position, level, known)
         number = self._classes.get(key)
         if number is None:
-            scale = math.ldexp(0.75, exponent) if gap > 0 else 0.0
+            scale = math.ldexp(0.75, known) if isinstance(known, int) and gap > 0 else 0.0
             number = self._classes[key] = self._add_class(position, level, scale)
         life.group = number
+
+    def reclassify(self, records: Iterable[NodeRecord]) -> None:
+        """Give states the classes that follow from the children that their nodes have now."""
+        lives = self.lives
+        for record in records:
+            life = lives[record.serial]
+            position, children = life.position, record.live_children
+            if position not in (children, _SUPERSEDED) and (position < 2 or children < 2):
+                self.classify(record, life)
 
     def _add_class(self, position: int, level: int, scale: float) -> int:
         """Add a class, which is worth as much as the first of its table until it is estimated."""
         superseded = position == _SUPERSEDED
         family = level if superseded else position * _LEVELS + level
+        numbers = self._numbers[superseded]
+        if numbers:
+            self.worth.append(self.worth[numbers[0]])
+        else:
+            self.worth.append([(_BRANCHED_OFF if superseded else 1.0) / (age + 1) for age in range(BINS)])
+        number = len(self._rows)
+        numbers.append(number)
         table = self._tables[superseded]
-        as_lru = [(_BRANCHED_OFF if superseded else 1.0) / (age + 1) for age in range(BINS)]
-        same = (self.worth[number] for number, row in enumerate(self._rows) if row[0] is table)
-        self.worth.append(next(same, as_lru))
         self._rows.append((table, table.add_class(family, scale)))
-        return len(self._rows) - 1
+        return number
 
     def worth_of(self, life: Life) -> float:
         """Expected uses of a state per unit of time, as of the last estimate."""
-        return self.worth[life.group][age_bin(self.now - life.last_use)]
+        return self.worth[life.group][bisect_right(ENDS, self.now - life.last_use)]
 
     def label(self, group: int) -> str:
         """A class in words."""
@@ -246,27 +269,28 @@ class StateLearner:
         import numpy as np
 
         self._estimated = len(self._classes)
-        living = np.array(self._living(ghosts))
+        living = self._living(ghosts)
         shares = np.empty_like(living)
-        for table in self._tables:
-            own = [number for number, (its, _) in enumerate(self._rows) if its is table]
+        for table, own in zip(self._tables, self._numbers, strict=True):
             if own:
                 shares[:, own] = table.shares(living[:, own], self.watched)
         self.shares = shares.T
         self.worth = gittins_index(shares, edges()).T.tolist()
 
-    def _living(self, ghosts: Iterable[Life]) -> list[list[float]]:
-        """States by bin of their age now and by class."""
-        living = [[0.0] * len(self._rows) for _ in range(BINS)]
-        for life in (*self.lives.values(), *ghosts):
-            living[age_bin(self.now - life.last_use)][life.group] += 1.0
-        return living
+    def _living(self, ghosts: Iterable[Life]) -> NDArray[np.float64]:
+        """States by their age now and by class, float64 of shape [BINS, classes]."""
+        import numpy as np
+
+        now, count = self.now, len(self._rows)
+        lives = (*self.lives.values(), *ghosts)
+        cells = [bisect_right(ENDS, now - life.last_use) * count + life.group for life in lives]
+        return np.bincount(cells, minlength=BINS * count).reshape(BINS, count).astype(float)
 
     def classes(self, ghosts: Iterable[Life]) -> tuple[ClassSnapshot, ...]:
         """Describe the classes, by number; ``ghosts`` as in :meth:`estimate`."""
         from costcache.policies.hazard.snapshot import ClassSnapshot
 
-        living = self._living(ghosts)
+        living = self._living(ghosts).T.tolist()
         shares = [] if self.shares is None else self.shares.tolist()
         found = []
         for number, (table, row) in enumerate(self._rows):
@@ -277,7 +301,7 @@ class StateLearner:
                     kind=None,
                     used=tuple(table.used[own]),
                     censored=tuple(table.censored[own]),
-                    at_risk=tuple(in_bin[number] for in_bin in living),
+                    at_risk=tuple(living[number]),
                     shares=tuple(shares[number]) if number < len(shares) else (),
                     worth=tuple(self.worth[number]),
                 )

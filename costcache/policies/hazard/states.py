@@ -17,9 +17,11 @@ position, and found no state further on, would have resumed from it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from costcache.policies.hazard.bins import ENDS
 from costcache.policies.hazard.state_learner import Life, StateLearner
 from costcache.policies.states import StateOrder
 from costcache.records import NodeRecord, RequestInfo, RequestRecord
@@ -215,15 +217,14 @@ class HazardStates(StateOrder):
         learner, life = self.learner, self._lives[record.serial]
         replay, alone = reach(record)
         bytes_freed = self._state_bytes + alone * self._kv_bytes
-        worth = learner.worth_of(life)
-        if life.stands_for is not None and life.superseded:
+        worth = learner.worth[life.group][bisect_right(ENDS, learner.now - life.last_use)]
+        if life.stands_for is not None and life.followed and not life.branched:
             worth = max(worth, learner.worth_of(life.stands_for))
         return float(worth * (replay / bytes_freed) ** self._power)
 
     def rescore(self, records: list[NodeRecord]) -> None:
-        learner, lives = self.learner, self._lives
-        for record in records:
-            learner.classify(record, lives[record.serial])
+        learner = self.learner
+        learner.reclassify(records)
         # A class that is new has no estimate of its own: early on that is most of them.
         if self._requests >= self._estimate_at or learner.has_new_classes:
             self._estimate_at = self._requests + ESTIMATE

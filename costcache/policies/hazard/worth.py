@@ -42,7 +42,8 @@ class Worth:
         self._depths = depths.count
         self._factors = depths.factors
         self._estimate: Estimate | None = None
-        self._take(1.0 / np.arange(1.0, BINS + 2)[:, None], np.zeros(1, np.int64), 1)
+        self._asked: list[int] = []  # classes that were asked for when they had been left out
+        self._take(1.0 / np.arange(1.0, BINS + 2)[:, None], np.zeros(2, np.int64))
 
     def learn(self, estimate: Estimate, present: NDArray[np.int64], age: float = math.inf) -> None:
         """Adopt an estimate.
@@ -60,33 +61,33 @@ class Worth:
         self._estimate = estimate
         known = np.zeros(len(estimate), bool)
         known[present] = True
+        known[self._asked] = True
         known[0] = True  # stands for classes that are newer than the estimate
         classes = np.flatnonzero(known)
         rows = min(age_bin(age) + 2, BINS + 1)
-        self._take(gittins_index(estimate.shares(classes), edges(), rows), classes, len(estimate))
+        column = np.full(len(estimate) + 1, -1)
+        column[classes] = np.arange(len(classes))
+        column[-1] = column[0]  # of newer classes
+        self._take(gittins_index(estimate.shares(classes), edges(), rows), column)
 
-    def _take(self, worth: NDArray[np.float64], classes: NDArray[np.int64], of: int) -> None:
-        import numpy as np
-
+    def _take(self, worth: NDArray[np.float64], column: NDArray[np.int64]) -> None:
         self._worth = worth
         self._last = len(worth) - 1
         self._rises = worth[1:] - worth[:-1]
         # Row by row; reads one number several times as fast as the array.
         self._cells: memoryview[float] = worth.ravel().data.cast("B").cast("d")
         self._width: int = worth.shape[1]
-        column = np.full(of + 1, -1)
-        column[classes] = np.arange(len(classes))
-        column[of] = column[0]  # of newer classes
         self._column = column
-        self._columns: list[int] = column[:of].tolist()
+        self._columns: list[int] = column[:-1].tolist()
 
     def _complete(self) -> None:
         """Work out the classes and ages that were left out."""
         import numpy as np
 
         if self._estimate is not None:
-            of = len(self._estimate)
-            self._take(gittins_index(self._estimate.shares(), edges()), np.arange(of), of)
+            column = np.arange(len(self._estimate) + 1)
+            column[-1] = 0
+            self._take(gittins_index(self._estimate.shares(), edges()), column)
 
     @property
     def is_complete(self) -> bool:
@@ -100,7 +101,7 @@ class Worth:
         """
         if not self.is_complete:
             self._complete()
-        return self._worth.T
+        return self._worth[:, self._column[:-1]].T
 
     def at(self, stratum: int, age: float) -> float:
         """Worth of a stratum at an age, interpolated between the bins."""
@@ -110,18 +111,39 @@ class Worth:
         if self._depths > 1:
             stratum, depth = divmod(stratum, self._depths)
             factor = self._factors[depth]
-        column = self._columns[stratum] if stratum < len(self._columns) else self._columns[0]
+        columns = self._columns
+        column = columns[stratum if stratum < len(columns) else 0]
         at = 2.0 * (math.log2(age) + FIRST) + 1.0 if age > _SHORTEST else 0.0
-        if column < 0 or (at >= self._last and self._last < BINS):
-            self._complete()
-            column = self._columns[stratum if stratum < len(self._columns) else 0]
-        cells, width = self._cells, self._width
-        if at >= BINS:
-            return cells[BINS * width + column] * factor
+        if column < 0 or at >= self._last:
+            column = self._work_out(stratum, at)
+            if at >= BINS:
+                return self._cells[BINS * self._width + column] * factor
         low = int(at)
+        cells, width = self._cells, self._width
         cell = low * width + column
         value = cells[cell]
         return (value + (cells[cell + width] - value) * (at - low)) * factor
+
+    def _work_out(self, stratum: int, at: float) -> int:
+        """Work out what was left out and is asked for now; returns the column of a class."""
+        if at >= self._last and self._last < BINS:
+            self._complete()
+        number = stratum if stratum < len(self._columns) else 0
+        if self._columns[number] < 0:
+            self._add(number)
+        return self._columns[number]
+
+    def _add(self, number: int) -> None:
+        """Work out one more class, up to the same age as the others."""
+        import numpy as np
+
+        if self._estimate is not None:
+            shares = self._estimate.shares(np.array([number]))
+            worth = gittins_index(shares, edges(), len(self._worth))
+            column = self._column
+            column[number] = self._width
+            self._asked.append(number)
+            self._take(np.concatenate((self._worth, worth), axis=1), column)
 
     def each(self, strata: list[int], ages: list[float]) -> list[float]:
         """Worth of a few strata, each at its age: :meth:`at` for each of them, without the calls."""
@@ -131,7 +153,7 @@ class Worth:
         found: list[float] = []
         columns, cells, width, last = self._columns, self._cells, self._width, self._last
         known = len(columns)
-        for stratum, age in zip(strata, ages, strict=True):
+        for stratum, age in zip(strata, ages):  # noqa: B905 # mypyc compiles this form
             column = columns[stratum if stratum < known else 0]
             at = 2.0 * (log2(age) + FIRST) + 1.0 if age > _SHORTEST else 0.0
             if column < 0 or at >= last:
