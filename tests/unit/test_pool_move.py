@@ -23,14 +23,15 @@ def make(policy: str = "lru") -> tuple[Pool, NodeRecord, NodeRecord, NodeRecord]
 
     binding = Binding.of(ModelSpec.preset("llama-3-8b"), Deployment(), Settings(policy=policy))
     pool = binding.pool("kv", take, capacity=100)
-    records = []
+    records: list[NodeRecord] = []
     for parent, tokens, depth in ((None, 10, 0), (None, 10, 0), (0, 5, 10)):
         pool.clock.accesses += 1
         request = pool.begin()
         above = None if parent is None else records[parent]
         records.append(NodeRecord(0, above, tokens, depth))
         pool.insert(records[-1], request)
-    return pool, *records
+    first, second, tail = records
+    return pool, first, second, tail
 
 
 @pytest.mark.parametrize("policy", ["lru", "hazard", "s3fifo", "sieve"])
