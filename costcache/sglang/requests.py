@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
-from costcache.radix.keys import as_info
+from costcache.hints import HINTS, KEY, read_hints
 from costcache.records import MOST_ENDING, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
@@ -13,16 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HINTS", "KEY", "Life", "hints", "info", "life_of"]
 
-logger = logging.getLogger("costcache")
-
 ATTRIBUTE = "_costcache"
-KEY = "costcache"
-"""Entry of a request's ``custom_params`` that holds the client's hints."""
-HINTS = frozenset({"session", "tenant", "session_ends", "returns_after", "keep_seconds"})
-"""Hints that it may have, fields of :class:`~costcache.records.RequestInfo`."""
-
-_NOTHING = RequestInfo()
-_warned: list[bool] = []
 
 
 class Life:
@@ -82,20 +72,5 @@ def info(req: Any, life: Life) -> RequestInfo:
 
 
 def hints(params: Any) -> RequestInfo:
-    """Hints of a client: the object ``costcache`` in a request's ``custom_params``.
-
-    What cannot be read is left out, with a warning for the first one: a client must not stop the server, nor
-    fill its log.
-    """
-    given = params.get(KEY) if isinstance(params, dict) else None
-    if given is None:
-        return _NOTHING
-    try:
-        if not isinstance(given, dict) or not given.keys() <= HINTS:
-            raise TypeError(f"{KEY} is {given!r}: give an object with any of {', '.join(sorted(HINTS))}")
-        return as_info(RequestInfo(**given))
-    except (TypeError, ValueError, OverflowError) as error:
-        if not _warned:
-            _warned.append(True)
-            logger.warning("a client's hints are ignored (said once): %s", error)
-        return _NOTHING
+    """Hints of a client: the object ``costcache`` in a request's ``custom_params``."""
+    return read_hints(params.get(KEY) if isinstance(params, dict) else None)

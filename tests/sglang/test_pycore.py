@@ -223,7 +223,7 @@ def test_orders_hear_what_a_client_says_of_itself() -> None:
 def test_hints_that_cannot_be_read_are_left_out_and_logged_once(
     given: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("costcache.sglang.requests._warned", [])
+    monkeypatch.setattr("costcache.hints._warned", [])
     for _ in range(2):
         info = stopped(make(), range(300), [1, 2], {"costcache": given})
         assert info == RequestInfo(2, 300, "stop", 0, None, (1, 2))

@@ -1,0 +1,158 @@
+"""Makes vLLM's schedulers ours: each reads the settings for itself, and is vLLM's own without them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from costcache._version import described
+from costcache.vllm.blocks import attach
+from costcache.vllm.build import bind, is_tested, read_config, serving
+
+if TYPE_CHECKING:
+    from costcache.binding import Binding
+    from costcache.vllm.blocks import Blocks
+    from costcache.vllm.build import VllmSettings
+
+__all__ = ["choose", "register", "why_not"]
+
+logger = logging.getLogger("costcache")
+
+_MARK = "_costcache"
+
+
+def register() -> None:
+    """Wrap vLLM's choice of a scheduler class, once per process."""
+    from vllm.config import SchedulerConfig
+
+    choice = SchedulerConfig.get_scheduler_cls
+    if hasattr(choice, _MARK):
+        return
+
+    @functools.wraps(choice)
+    def get_scheduler_cls(self: Any) -> Any:
+        return scheduler_class(choice(self))
+
+    setattr(get_scheduler_cls, _MARK, True)
+    SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+    if "vllm.engine.arg_utils" in sys.modules:  # the process that reads the command line, and has the metrics
+        check_early(sys.modules["vllm.engine.arg_utils"].EngineArgs)
+
+
+def check_early(arguments: Any) -> None:
+    """Check the settings as soon as the command line has been read, and prepare for the metrics."""
+    create = arguments.create_engine_config
+
+    @functools.wraps(create)
+    def create_engine_config(*args: Any, **kwargs: Any) -> Any:
+        config = create(*args, **kwargs)
+        if read_config(config) is not None:
+            from costcache.vllm import metrics
+
+            metrics.install()
+        return config
+
+    arguments.create_engine_config = create_engine_config
+
+
+def log_as_vllm() -> None:
+    """Let our log go where vLLM's goes: vLLM sets up no other logger than its own."""
+    vllms = logging.getLogger("vllm")
+    if logger.handlers or logging.getLogger().handlers:
+        return
+    for handler in vllms.handlers:
+        logger.addHandler(handler)
+    logger.setLevel(vllms.level)
+
+
+@functools.cache
+def scheduler_class(base: Any) -> Any:
+    """A scheduler class of vLLM, or of another plugin, that reads the settings when a scheduler is made."""
+
+    class CostScheduler(base):
+        def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+            settings = read_config(vllm_config)
+            if settings is not None:
+                log_as_vllm()
+            if settings is not None and not is_tested(settings):
+                settings = None
+            with serving(vllm_config):  # always: the offload tier may have a policy, and the GPU none
+                super().__init__(vllm_config, *args, **kwargs)
+            if settings is not None and choose(self.kv_cache_manager, vllm_config, settings):
+                self._costcache_sent = self.kv_cache_manager.block_pool.costcache.sent
+
+        def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+            stats = super().make_stats(*args, **kwargs)
+            sent = getattr(self, "_costcache_sent", None)
+            if stats is not None and sent is not None:
+                sent.add_to(stats)
+            return stats
+
+    CostScheduler.__name__ = base.__name__
+    CostScheduler.__qualname__ = base.__qualname__
+    CostScheduler.__doc__ = base.__doc__
+    return CostScheduler
+
+
+def choose(manager: Any, vllm_config: Any, settings: VllmSettings) -> bool:
+    """Let the policy of the settings choose victims, where it can, and log what is in force.
+
+    Args:
+        manager: vLLM's ``KVCacheManager``.
+        vllm_config: vLLM's configuration.
+        settings: The settings.
+
+    Returns:
+        Whether it does.
+
+    Raises:
+        SettingsError: A setting is wrong.
+        PluginError: No plugin or policy can serve the model.
+        ConfigError: The model's config cannot be read.
+    """
+    groups = manager.coordinator.single_type_managers
+    binding = bind(vllm_config, settings, groups[0].block_size if groups else 1)
+    reason = why_not(manager)
+    if reason is not None:
+        logger.warning("costcache: vLLM's own LRU stays in force: %s", reason)
+        return False
+    _log(attach(manager, binding), manager.block_pool, binding)
+    return True
+
+
+def why_not(manager: Any) -> str | None:
+    """Say why no policy can choose among the blocks of a manager; None if one can."""
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+    groups, pool = manager.coordinator.single_type_managers, manager.block_pool
+    if not manager.enable_caching:
+        return "prefix caching is off, so there is nothing to decide"
+    if len(groups) != 1:
+        kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
+        return f"the model has {len(groups)} KV cache groups ({kinds or 'none'}), and only one is served"
+    if type(groups[0]) is not FullAttentionManager:
+        return f"its layers are of the kind {type(groups[0].kv_cache_spec).__name__}, not full attention"
+    if pool.hash_block_size != groups[0].block_size:
+        return f"blocks of {groups[0].block_size} tokens are hashed in parts of {pool.hash_block_size}"
+    return None
+
+
+def _log(blocks: Blocks, pool: Any, binding: Binding) -> None:
+    from vllm import __version__
+
+    architecture = binding.architecture
+    logger.info(
+        "costcache %s: vLLM %s, plugin %r (specificity %d) for %s, policy %r, pool 'kv' of %d blocks of %d "
+        "tokens (%s B per token by the cost model)",
+        described(),
+        __version__,
+        architecture.name,
+        architecture.specificity,
+        architecture.model.architecture,
+        blocks.sent.pool.policy,
+        pool.num_gpu_blocks - 1,
+        binding.page_size,
+        f"{binding.cost.token.kv_bytes:,}",
+    )

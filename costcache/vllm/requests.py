@@ -1,0 +1,84 @@
+"""Records of vLLM's requests, and the facts known of one at its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from costcache.hints import KEY, read_hints
+from costcache.records import MOST_ENDING, RequestInfo, RequestRecord
+
+if TYPE_CHECKING:
+    from costcache.pool import Pool
+    from costcache.vllm.runs import Held
+
+__all__ = ["Life", "info", "keep_list", "life_of"]
+
+_ATTRIBUTE = "_costcache"
+
+
+class Life:
+    """One request, from its first allocation to its end, across preemptions.
+
+    Attributes:
+        record: Its record.
+        held: The path of the blocks that it holds; None while it holds none.
+    """
+
+    __slots__ = ("held", "record")
+
+    def __init__(self, record: RequestRecord) -> None:
+        self.record = record
+        self.held: Held | None = None
+
+
+def life_of(request: Any, pool: Pool) -> Life:
+    """Return the life of vLLM's request object; begins it if it has none yet.
+
+    It is an attribute of the object, so it lives as long as that does.
+    """
+    life: Life | None = getattr(request, _ATTRIBUTE, None)
+    if life is None:
+        life = Life(pool.begin())
+        setattr(request, _ATTRIBUTE, life)
+    return life
+
+
+def keep_list(request: Any, blocks: list[Any]) -> None:
+    """Keep vLLM's list of the blocks of a request, to which it adds."""
+    life: Life | None = getattr(request, _ATTRIBUTE, None)
+    if life is not None and life.held is not None:
+        life.held.blocks = blocks
+
+
+def info(request: Any, record: RequestRecord) -> RequestInfo:
+    """The facts known of a request that has finished.
+
+    New prompt tokens are those that the GPU's blocks did not have at its first allocation. vLLM's lower
+    priority values come first, ours are kept longer. Its scheduler knows no tool calls, but they end in
+    tokens of their own.
+    """
+    reason = request.get_finished_reason()
+    kind = None if reason is None else str(reason)
+    told = _hints(request)
+    output = request.output_token_ids
+    count = len(output)
+    return told._replace(
+        output_tokens=count,
+        new_tokens=max(0, request.num_prompt_tokens - record.matched),
+        finish_reason=kind,
+        priority=-request.priority,
+        session=request.session_id or told.session,
+        ending=tuple(output[max(0, count - MOST_ENDING) : count]) if kind == "stop" else (),
+    )
+
+
+def _hints(request: Any) -> RequestInfo:
+    """Hints of a client: the action ``costcache`` of its ``kv_hints``, or this entry of ``extra_args``."""
+    hints = request.kv_hints
+    if hints is not None:
+        for action in hints.actions:
+            if action.action_type == KEY:
+                return read_hints(action.payload)
+    params = request.sampling_params
+    more = None if params is None else params.extra_args
+    return read_hints(more.get(KEY) if isinstance(more, dict) else None)

@@ -1,0 +1,44 @@
+"""A real engine on the CPU: the answers are stock's, token for token, and more of the prompts is cached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.engine import run_engine
+
+pytestmark = pytest.mark.engine
+
+ROUNDS = 50
+"""Of eight prompts each."""
+
+
+def test_the_answers_are_stocks_and_more_is_cached(tmp_path: Path) -> None:
+    stock, log = run_engine(tmp_path, rounds=ROUNDS)
+    assert stock.get("reset"), log
+    assert stock["metrics"] == {}
+
+    hazard, log = run_engine(tmp_path, {"policy": "hazard"}, rounds=ROUNDS)
+    assert hazard.get("reset"), log  # no block is in use at the end
+    assert "policy 'hazard', pool 'kv' of 100 blocks of 32 tokens" in log
+    assert "LRU takes over" not in log
+    assert hazard["answers"] == stock["answers"]
+    assert hazard["cached"] > 1.2 * stock["cached"]
+    # The engine core is a process of its own: its counts arrive in this one's registry.
+    assert hazard["metrics"]["costcache:evictions_total"] > 100
+    assert hazard["metrics"]["costcache:lru_in_force"] == 0
+    assert (
+        hazard["metrics"]["costcache:gained_tokens_total"] > hazard["metrics"]["costcache:lost_tokens_total"]
+    )
+    assert "costcache:fallbacks_total" not in hazard["metrics"]
+
+    lru, log = run_engine(tmp_path, environment={"COSTCACHE_VLLM": "lru"}, rounds=ROUNDS)
+    assert lru.get("reset"), log
+    assert (lru["answers"], lru["cached"]) == (stock["answers"], stock["cached"])
+
+
+def test_a_wrong_setting_stops_the_engine_and_names_it(tmp_path: Path) -> None:
+    result, log = run_engine(tmp_path, {"polcy": "hazard"}, rounds=1)
+    assert result.get("failed")
+    assert "unknown setting 'costcache.polcy'" in log
