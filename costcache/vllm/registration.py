@@ -75,12 +75,11 @@ def scheduler_class(base: Any) -> Any:
             settings = read_config(vllm_config)
             if settings is not None:
                 log_as_vllm()
-            if settings is None or not is_tested(settings):
+            if settings is not None and not is_tested(settings):
+                settings = None
+            with serving(vllm_config):  # always: the offload tier may have a policy, and the GPU none
                 super().__init__(vllm_config, *args, **kwargs)
-                return
-            with serving(vllm_config):
-                super().__init__(vllm_config, *args, **kwargs)
-            if choose(self.kv_cache_manager, vllm_config, settings):
+            if settings is not None and choose(self.kv_cache_manager, vllm_config, settings):
                 self._costcache_sent = self.kv_cache_manager.block_pool.sent
 
         def make_stats(self, *args: Any, **kwargs: Any) -> Any:
