@@ -38,14 +38,16 @@ class Run(NodeRecord):
     Attributes:
         keys: Their keys, in order.
         size: Tokens per chunk.
+        busy: How many of them are in transfer. The run is pinned as long as any is.
     """
 
-    __slots__ = ("keys", "size")
+    __slots__ = ("busy", "keys", "size")
 
     def __init__(self, parent: NodeRecord | None, depth: int, keys: list[bytes], size: int) -> None:
         NodeRecord.__init__(self, 0, parent, len(keys) * size, depth)  # the pool numbers it
         self.keys = keys
         self.size = size
+        self.busy = 0
 
     def prefix_hash(self, offset: int = 0) -> int | None:
         """See :class:`costcache.records.NodeRecord`; vLLM's hash of a chunk is that of its whole prefix."""
@@ -149,8 +151,8 @@ class Chunks:
         self._new: list[bytes] = []  # chunks that are in no run yet, all of one request
         self._context: Any = None  # that of this request
         self._cleared = 0
+        self._busy: set[bytes] = set()  # chunks in transfer
         self._taken: list[bytes] = []
-        self._undo: list[tuple[Run, NodeRecord | None, list[bytes]]] = []
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -210,6 +212,26 @@ class Chunks:
             request.matched = (len(keys) - path.made) * size
             pool.finish(request, told._replace(new_tokens=path.made * size))
 
+    def begin_transfer(self, key: bytes) -> None:
+        """A chunk is going to be read."""
+        if self._new:
+            self._flush()
+        run = self._where[key]
+        self._busy.add(key)
+        run.busy += 1
+        if run.busy == 1:
+            self.pool.pin(run)
+
+    def end_transfer(self, key: bytes) -> None:
+        """A chunk was written, or has no reader any more."""
+        if self._new:
+            self._flush()
+        run = self._where[key]
+        self._busy.remove(key)
+        run.busy -= 1
+        if not run.busy:
+            self.pool.unpin(run)
+
     def touch(self, keys: Iterable[bytes]) -> None:
         """Chunks are wanted: they are recent, but not used."""
         if self._new:
@@ -265,20 +287,19 @@ class Chunks:
     def _make(self, keys: list[bytes], end: int, path: _Path, step: int, rank: int) -> None:
         """Make a run of stored chunks, the first of which ends at token ``end``."""
         pool, where, size = self.pool, self._where, self.size
-        depth = (end // step - 1) * size
-        run = Run(self._before(path, end, step), depth, keys, size)
+        run = Run(self._before(path, end, step), (end // step - 1) * size, keys, size)
         where.update(dict.fromkeys(keys, run))
         path.made += len(keys)
-        if pool.clock.accesses == rank:
-            pool.insert(run, path.request)
-        else:
-            pool.insert(run, path.request, locks=1)  # so that no order ranks it by another time
-            run.recency = rank
-            pool.unlock(run)
+        self._busy.update(keys)
+        run.busy = len(keys)
+        # It is locked from the start, so no order ranks it before its recency is right.
+        pool.insert(run, path.request, locks=1)
+        run.recency, run.locks = rank, 0
+        pool.pin(run)
         end += len(keys) * step
         while (after := path.at.get(end)) is not None:
             if after in where:  # it was cached before
-                pool.move(where[after], run)
+                self._follow(where[after], run)
                 break
             end += step
 
@@ -308,8 +329,8 @@ class Chunks:
             above = run.parent
             if path is not None and above is not None and run.depth != above.depth + above.tokens:
                 before = self._before(path, (run.depth // size + 1) * step, step)
-                if before is not None and before.depth + before.tokens > above.depth + above.tokens:
-                    self.pool.move(run, before)
+                if before is not None:
+                    self._follow(run, before)
             runs.append(run)
             at += count
         return runs
@@ -320,19 +341,40 @@ class Chunks:
         Only chunks that the request has named count: those without a gap, but for some that could not be
         stored or are evicted.
         """
+        depth = (end // step - 1) * self.size
         while (key := path.at.get(end - step)) is not None:
             run = self._where.get(key)
             if run is not None:
-                return run if run.keys[-1] == key else self._split(run, run.keys.index(key) + 1)
+                if run.keys[-1] != key:
+                    run = self._split(run, run.keys.index(key) + 1)
+                return run if run.depth + run.tokens <= depth else None
             end -= step
         return None
+
+    def _follow(self, run: Run, before: Run) -> None:
+        """Let a run follow another one, if that is nearer than what it follows now.
+
+        Depths rise along a path whatever vLLM says of positions, so there is no circle.
+        """
+        above = run.parent
+        end = 0 if above is None else above.depth + above.tokens
+        if end < before.depth + before.tokens <= run.depth:
+            self.pool.move(run, before)
 
     def _split(self, run: Run, count: int) -> Run:
         """Split the first chunks off a run; returns them as a run of their own."""
         prefix = Run(run.parent, run.depth, run.keys[:count], self.size)
         self._where.update(dict.fromkeys(prefix.keys, prefix))
         run.keys = run.keys[count:]
-        self.pool.split(prefix, run)
+        pool = self.pool
+        pool.split(prefix, run)
+        if run.busy:
+            prefix.busy = len(self._busy.intersection(prefix.keys))
+            run.busy -= prefix.busy
+            if prefix.busy:
+                pool.pin(prefix)
+            if not run.busy:
+                pool.unpin(run)
         return prefix
 
     def forget(self, key: bytes) -> None:
@@ -351,6 +393,8 @@ class Chunks:
             after = [record for record in pool.live.values() if record.parent is run]
         for record in after:
             pool.move(record, run.parent or pool.root)
+        if key in self._busy:
+            self.end_transfer(key)
         pool.remove(run)
         del self._where[key], self.held[key]
 
@@ -359,6 +403,7 @@ class Chunks:
         self._cleared += 1
         self._new, self._context = [], None
         self._where.clear()
+        self._busy.clear()
         self.held.clear()
         self.pool.reset()
 
@@ -387,16 +432,16 @@ class Chunks:
         pins = [kept[serial] for serial in sorted(kept)]
         for run in pins:
             pool.pin(run)
-        self._taken, self._undo = [], []
-        if missing <= pool.evictable:
+        self._taken = taken = []
+        if missing <= pool.evictable:  # then the pool frees that much, whatever the policy does
             pool.evict(missing, watermark=False)
-        taken, undo = self._taken, self._undo
-        self._taken, self._undo = [], []
-        if len(taken) < count:
-            self._restore(undo)
         for run in pins:
             pool.unpin(run)
-        return None if len(taken) < count else [(key, held.pop(key)) for key in taken]
+        if not taken:
+            return None
+        if len(taken) != count:
+            raise AssertionError(f"{len(taken)} chunks were evicted instead of {count}")
+        return [(key, held.pop(key)) for key in taken]
 
     def take(self, victim: Victim, needed: int) -> int | Refused:
         """Free as much of the tail of a run as ``needed`` asks for; the pool calls this."""
@@ -410,33 +455,15 @@ class Chunks:
             return Refused.NOT_A_LEAF
         if run.locks:
             return Refused.LOCKED
-        keys, held, where, size = run.keys, self.held, self._where, self.size
-        at = len(keys)
-        stop = max(0, at - (victim.at_most(needed) // size or 1))
-        while at > stop and not held[keys[at - 1]].ref_cnt:  # not in transfer
-            at -= 1
+        keys, where, size = run.keys, self._where, self.size
+        at = max(0, len(keys) - (victim.at_most(needed) // size or 1))
         gone = keys[at:]
-        if not gone:
-            return Refused.NOT_NOW
         for key in gone:
             del where[key]
         self._taken += reversed(gone)
-        self._undo.append((run, None if at else run.parent, gone))
         if at:
             pool.trim(run, len(gone) * size)
             run.keys = keys[:at]
         else:
             pool.remove(run)
         return len(gone) * size
-
-    def _restore(self, undo: list[tuple[Run, NodeRecord | None, list[bytes]]]) -> None:
-        """Put back what an eviction took that could not free enough: new runs with the history of the old."""
-        pool, where, size = self.pool, self._where, self.size
-        again: dict[int, Run] = {}  # what ends where the run of this number ended
-        for run, parent, keys in reversed(undo):  # prefixes first
-            follows = run if parent is None else parent  # a trimmed tail follows its own run
-            above: NodeRecord = again.get(follows.serial, follows)
-            depth = run.depth if parent is not None else above.depth + above.tokens
-            new = again[run.serial] = Run(above, depth, keys, size)
-            where.update(dict.fromkeys(keys, new))
-            pool.insert(new, None, history=run)

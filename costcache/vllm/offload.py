@@ -246,6 +246,16 @@ class CostCachePolicy(CachePolicy):
         self.chunks.end(req_context, _told(req_context))
 
     @guarded
+    def mark_non_evictable(self, key: Any) -> None:
+        """A chunk is going to be read."""
+        self.chunks.begin_transfer(key)
+
+    @guarded
+    def mark_evictable(self, key: Any) -> None:
+        """A chunk was written, or its last reader has it."""
+        self.chunks.end_transfer(key)
+
+    @guarded
     def evict(self, n: int, protected: set[Any]) -> Any:
         """Evict exactly ``n`` chunks, or none and return None."""
         return self.chunks.evict(n, protected)

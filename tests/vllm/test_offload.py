@@ -112,3 +112,275 @@ def test_the_victims_of_our_lru_are_those_of_vllms_on_a_recorded_trace(traces_di
                 victims[at] += served.evicted
     assert victims[0] == victims[1]
     assert len(victims[0]) > 30_000
+
+
+# -- any policy, any use -----------------------------------------------------------------------
+
+POLICIES = ("lru", "hazard", "arc", "mru", "lfu", "priority", "s3fifo", "wtinylfu", "lhd", "gdsf", "lru2")
+
+
+class Naive:
+    """What a manager must do, whatever the policy: a dict of chunks and their readers."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.readers: dict[Any, int] = {}
+
+    def idle(self, protected: set[Any]) -> int:
+        return sum(not count and key not in protected for key, count in self.readers.items())
+
+
+def misuse(manager: Any, capacity: int, seed: int, steps: int) -> None:
+    """Calls in any order that the manager allows: ranges from the middle, two groups, failures, clears."""
+    rng, stream, naive = random.Random(seed), prompts(seed, 10), Naive(capacity)
+    contexts: list[tuple[ReqContext, list[Any]]] = []
+    loads: list[tuple[ReqContext, list[Any]]] = []
+    stores: list[tuple[ReqContext, list[Any]]] = []
+
+    def begin() -> None:
+        pages, group = next(stream), rng.randrange(2)
+        context, keys = ReqContext(str(rng.random())), keys_of(pages, group)
+        for at, key in enumerate(keys):
+            if rng.random() < 0.98:
+                context.set_offload_key_position(key, (at + 1) * 16 * (group + 1))
+        manager.on_new_request(context)
+        contexts.append((context, keys))
+
+    for _ in range(steps):
+        action = rng.random()
+        if action < 0.2 or not contexts:
+            begin()
+            continue
+        context, keys = rng.choice(contexts)
+        start = rng.randrange(len(keys)) if rng.random() < 0.3 else 0
+        some = keys[start : start + rng.randrange(1, 10)]
+        if rng.random() < 0.1:
+            rng.shuffle(some)
+        if action < 0.4:
+            ready = [key for key in some if naive.readers.get(key, -1) >= 0]
+            manager.prepare_load(ready, context)
+            for key in ready:
+                naive.readers[key] += 1
+            loads.append((context, ready))
+        elif action < 0.7:
+            before, missing = dict(naive.readers), [key for key in some if key not in naive.readers]
+            free = capacity - len(naive.readers)
+            output = manager.prepare_store(some, context)
+            if output is None:
+                assert len(missing) - free > 0, "there was room"
+                assert {k: c.ref_cnt for k, c in manager._policy.chunks.held.items()} == before
+            else:
+                assert output.keys_to_store == missing
+                assert len(output.evicted_keys) == max(0, len(missing) - free)
+                for key in output.evicted_keys:
+                    assert key not in some
+                    assert naive.readers.pop(key) == 0
+                naive.readers |= dict.fromkeys(missing, -1)
+                stores.append((context, missing))
+        elif action < 0.8 and loads:
+            context, keys = loads.pop(rng.randrange(len(loads)))
+            manager.complete_load(keys, context)
+            for key in keys:
+                naive.readers[key] -= 1
+        elif action < 0.9 and stores:
+            context, keys = stores.pop(rng.randrange(len(stores)))
+            success = rng.random() < 0.8
+            manager.complete_store(keys, context, success)
+            for key in keys:
+                if success:
+                    naive.readers[key] = 0
+                else:
+                    del naive.readers[key]
+        elif action < 0.95:
+            manager.on_request_finished(context)
+            contexts.remove((context, keys))
+        elif action < 0.955:
+            manager.reset_cache()
+            naive.readers.clear()
+            loads.clear()
+            stores.clear()
+        elif action < 0.98:
+            manager.touch([key for key in keys if rng.random() < 0.9], context)
+        assert all((manager._policy.get(key) is None) == (key not in naive.readers) for key in keys)
+        if rng.random() < 0.1:
+            check(manager)
+            held = manager._policy.chunks.held
+            assert {key: chunk.ref_cnt for key, chunk in held.items()} == naive.readers
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_happens_the_tier_has_what_it_says(policy: str, seed: int) -> None:
+    manager = ours(40, policy)
+    misuse(manager, 40, seed, 4000)
+    check(manager)
+    assert manager._policy.chunks.pool.policy == policy
+    assert not hasattr(manager._policy, "lru"), "nothing failed"
+    assert manager._policy.chunks.pool.fallbacks == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_eviction_is_all_or_nothing(policy: str) -> None:
+    manager = ours(20, policy)
+    for page in range(3):
+        Request(manager, str(page), keys_of([page, *range(100 * page + 10, 100 * page + 15)])).serve()
+    busy = Request(manager, "busy", keys_of([7, 8]))
+    busy.store()
+    held = dict(manager._policy.chunks.held)
+    asks = Request(manager, "asks", keys_of(range(1000, 1020)))
+    assert not asks.store(), "two chunks are in transfer"
+    assert manager._policy.chunks.held == held
+    check(manager)
+    loads = Request(manager, "loads", keys_of([0, *range(10, 15)]))
+    loads.find()
+    more = Request(manager, "more", keys_of(range(2000, 2015)))
+    assert manager._policy.evict(14, set()) is None
+    check(manager)
+    assert manager._policy.chunks.held == held
+    loads.complete()
+    assert more.store()
+    check(manager)
+
+
+def test_what_an_eviction_put_back_has_its_history() -> None:
+    """The victims after an eviction that failed are those without it."""
+    managers = [ours(12, "lru"), ours(12, "lru")]
+    for manager in managers:
+        for page in range(4):
+            Request(manager, str(page), keys_of([page, 10 + page, 20 + page])).serve()
+    loads = Request(managers[0], "loads", keys_of([3, 13, 23]))
+    loads.find()
+    held = managers[0]._policy.chunks.held
+    before = list(held)
+    assert managers[0]._policy.evict(10, set(before[:1])) is None
+    assert sorted(held) == sorted(before)
+    loads.complete()
+    Request(managers[1], "loads", keys_of([3, 13, 23])).serve()
+    victims = [[key for key, _ in manager._policy.evict(11, set())] for manager in managers]
+    assert victims[0] == victims[1]
+
+
+def test_a_prefix_outlives_what_follows_it() -> None:
+    """A head that requests found in GPU memory is not used here, and stays as long as it has a tail."""
+    manager = ours(8, "lru")
+    Request(manager, "first", keys_of([1, 2, 3, 4])).serve()
+    Request(manager, "second", keys_of([5, 6, 7, 8])).serve()
+    tail = Request(manager, "third", keys_of([1, 2, 3, 4]))
+    manager.prepare_load(tail.keys[2:], tail.context)
+    manager.complete_load(tail.keys[2:], tail.context)
+    tail.finish()
+    other = Request(manager, "other", keys_of([11, 12, 13, 14]))
+    other.store()
+    assert set(other.evicted) == set(keys_of([5, 6, 7, 8]))
+
+
+# -- failures ----------------------------------------------------------------------------------
+
+
+class Broken(LRU):
+    """LRU until an event of its life raises, or lies."""
+
+    def __init__(self, fails: str, at: int, what: Any) -> None:
+        super().__init__()
+        self.left, self.fails, self.what = at, fails, what
+
+    def due(self, event: str) -> bool:
+        if event == self.fails:
+            self.left -= 1
+        return self.left <= 0 and event == self.fails
+
+    def insert(self, record: NodeRecord) -> None:
+        if self.due("insert"):
+            raise RuntimeError("insert")
+        super().insert(record)
+
+    def use(self, record: NodeRecord) -> None:
+        if self.due("use"):
+            raise RuntimeError("use")
+
+    def remove(self, record: NodeRecord) -> None:
+        if self.due("remove"):
+            raise RuntimeError("remove")
+        super().remove(record)
+
+    def finish(self, request: Any, info: Any) -> None:
+        if self.due("finish"):
+            raise RuntimeError("finish")
+
+    def next_victim(self, pool: str) -> Victim | None:
+        if self.due("next_victim"):
+            if self.what is RuntimeError:
+                raise RuntimeError("next_victim")
+            return self.what() if callable(self.what) else self.what
+        return super().next_victim(pool)
+
+
+STRANGER = NodeRecord(99, NodeRecord(0, None, 0, 0), 16, 0)
+
+
+def hostile(monkeypatch: pytest.MonkeyPatch, make: Any) -> PluginManager:
+    """Offer the policy ``hostile`` to managers that are made from now on."""
+    offers = plugins(own=offering("hostile", make))
+    bind = build.bind
+    monkeypatch.setattr(build, "bind", lambda *args: bind(*args, plugins=offers))
+    return offers
+
+
+@pytest.mark.parametrize(
+    ("fails", "what"),
+    [
+        ("insert", None),
+        ("use", None),
+        ("remove", None),
+        ("finish", None),
+        ("next_victim", RuntimeError),
+        ("next_victim", None),
+        ("next_victim", "nonsense"),
+        ("next_victim", lambda: Victim(STRANGER)),
+        ("next_victim", lambda: Victim(STRANGER, tokens="many")),  # type: ignore[arg-type]
+    ],
+)
+@pytest.mark.parametrize("at", [1, 60])
+def test_a_policy_that_fails_leaves_lru_in_force(
+    fails: str, what: Any, at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hostile(monkeypatch, lambda: Broken(fails, at, what))
+    managers = [stock(150), ours(150, "hostile")]
+    assert managers[1]._policy.chunks.pool.policy == "hostile"
+    with caplog.at_level(logging.CRITICAL, "costcache"):
+        victims = fuzz(managers, 3, 4000, overlap=3)
+    assert victims[0] == victims[1]
+    pool = managers[1]._policy.chunks.pool
+    assert (pool.policy, pool.fallbacks) == ("lru", 1)
+    check(managers[1])
+
+
+@pytest.mark.parametrize("method", ["name", "store", "end", "evict", "_walk", "_make"])
+@pytest.mark.parametrize("at", [1, 100])
+def test_if_all_else_fails_vllms_own_lru_takes_over(
+    method: str, at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    managers, left = [stock(60), ours(60, "lru")], [at]
+    chunks = managers[1]._policy.chunks
+    good = getattr(chunks, method)
+
+    def bad(*args: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("a mistake of ours")
+        return good(*args)
+
+    monkeypatch.setattr(chunks, method, bad)
+    stream, victims = prompts(5), [[], []]
+    for number in range(300):
+        keys = keys_of(next(stream))
+        requests = [Request(manager, str(number), keys) for manager in managers]
+        assert len({request.serve() for request in requests}) == 1
+        for at, request in enumerate(requests):
+            victims[at] += request.evicted
+    assert left[0] <= 0
+    assert victims[0] == victims[1]
+    assert sum("takes over" in record.message for record in caplog.records) == 1
+    check(managers[1])
+    managers[1].reset_cache()
+    assert managers[1]._policy.get(keys[0]) is None

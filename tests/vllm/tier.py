@@ -176,7 +176,9 @@ def check(manager: Any) -> None:
             assert isinstance(run, Run)
             assert run.tokens == len(run.keys) * chunks.size > 0
             assert run.parent is not None
-            assert not run.locks
+            busy = sum(held[key].ref_cnt != 0 for key in run.keys)
+            assert run.busy == busy
+            assert run.pins == bool(busy)
             assert not run.depth % chunks.size
             if run.parent is not pool.root:
                 assert run.depth >= run.parent.depth + run.parent.tokens
@@ -191,7 +193,7 @@ def check(manager: Any) -> None:
         assert all(chunks._where[key] is run for key, run in seen.items())
         assert len(chunks._where) == len(seen)
         assert pool.cached == len(held) * chunks.size
-        assert not pool.pinned
+        assert pool.pinned == sum(run.tokens for run in pool.records() if run.locks)
     ids = [chunk.chunk_id for chunk in held.values()]
     free = manager._free_list
     assert len(set(ids)) == len(ids)
