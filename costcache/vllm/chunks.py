@@ -194,7 +194,7 @@ class Chunks:
         self._new.append(key)
 
     def end(self, context: Any, told: RequestInfo) -> None:
-        """A request ends."""
+        """A request ends, of which the client told this."""
         if self._new:
             self._flush()
         visit: _Visit | None = context.get_state(_Visit)

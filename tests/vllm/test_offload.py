@@ -12,21 +12,33 @@ from typing import Any
 import pytest
 
 vllm = pytest.importorskip("vllm", reason="needs vllm")
-pytest.importorskip("vllm.v1.kv_offload.cpu.policies.base", reason="needs vllm's offload tier")
+pytest.importorskip("vllm.v1.kv_offload.cpu.policies.factory", reason="needs vllm's offload tier")
 
-from costcache.errors import CostcacheError, PluginError, SettingsError
+# isort: split
+from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+from vllm.v1.kv_offload.base import ReqContext
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+
+from costcache.cost import CostModel
+from costcache.deployment import Deployment
+from costcache.errors import CostcacheError, SettingsError
+from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
-from costcache.policies import BUILTIN
 from costcache.policies.keyed import LRU
-from costcache.records import NodeRecord, Victim
-from costcache.vllm import build, offload
+from costcache.records import NodeRecord, RequestInfo, Victim
+from costcache.vllm import build
+from costcache.vllm.worth import WorthwhileManager, shortest_worth
 from tests.property.kit import manager as plugins
 from tests.property.kit import policy as offering
 from tests.vllm.tier import MODULE, Request, check, config, keys_of, ours, prompts, stock
-
-from vllm.v1.kv_offload.base import ReqContext, make_offload_key
-from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
-
 
 # -- the victims of LRU -----------------------------------------------------------------------
 
@@ -384,3 +396,164 @@ def test_if_all_else_fails_vllms_own_lru_takes_over(
     check(managers[1])
     managers[1].reset_cache()
     assert managers[1]._policy.get(keys[0]) is None
+
+
+# -- how it is asked for ------------------------------------------------------------------------
+
+
+def made(name: str, extra: dict[str, Any] | None = None, additional: Any = None) -> Any:
+    """The policy of a manager that a scheduler makes, of 10 chunks."""
+    with build.serving(config(extra, additional)):
+        return CPUOffloadingManager(10, name, MODULE)._policy
+
+
+def test_eviction_policy_names_a_policy() -> None:
+    assert made("costcache").chunks.pool.policy == "hazard"
+    for name in ("hazard", "s3fifo", "hits-per-token"):
+        assert made(name).chunks.pool.policy == name
+    assert made("costcache", {"costcache": "lru"}).chunks.pool.policy == "lru"
+    assert made("costcache", {"costcache": {"policy": "arc"}}).chunks.pool.policy == "arc"
+    with pytest.raises(AttributeError, match=r"eviction_policy is 'lruu': costcache has arc, .*costcache, "):
+        made("lruu")
+
+
+def test_the_page_is_a_chunk() -> None:
+    assert made("hazard").chunks.size == 16
+    assert made("hazard", {"block_size": 64}).chunks.size == 64
+    policy = made("hazard", {"blocks_per_chunk": 4})
+    assert (policy.chunks.size, policy.chunks.pool.capacity) == (64, 640)
+
+
+def test_the_tiers_settings_come_before_the_servers() -> None:
+    server = {"costcache": {"policy": "s3fifo", "policy_settings": {"small": 0.3}}}
+    assert made("costcache", None, server).settings.policy_settings == {"small": 0.3}
+    own = {"costcache": {"policy_settings": {"small": 0.4}}}
+    assert made("costcache", own, server).settings.policy_settings == {"small": 0.4}
+    other = made("lru2", None, server)
+    assert (other.settings.policy, other.settings.policy_settings) == ("lru2", {})
+    assert made("costcache", {"costcache": {"policy": "lru"}}, server).settings.policy_settings == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "message"),
+    [
+        (
+            "hazard",
+            {"policy": "lru"},
+            "eviction_policy is 'hazard' and costcache.policy 'lru': name one policy",
+        ),
+        ("costcache", {"polcy": "lru"}, "unknown setting 'costcache.polcy': known settings are .*policy"),
+        ("costcache", 7, "entry 'costcache' of kv_connector_extra_config is 7: give a JSON object"),
+        ("s3fifo", {"policy_settings": {"small": 2}}, "setting 'policy_settings.small' is 2"),
+        ("costcache", {"policy": "nonsense"}, "nonsense"),
+        ("costcache", {"flops_per_second": -1}, "setting 'costcache.flops_per_second' is -1"),
+    ],
+)
+def test_a_wrong_setting_stops_the_server_at_its_start(name: str, own: Any, message: str) -> None:
+    with pytest.raises(CostcacheError, match=message):
+        made(name, {"costcache": own})
+
+
+def test_without_the_plugin_the_server_stops_at_its_start() -> None:
+    with pytest.raises(SettingsError, match="its plugin is not loaded.*VLLM_PLUGINS"):
+        CPUOffloadingManager(10, "hazard", MODULE)
+
+
+def test_a_version_that_was_not_tested_is_refused_or_left_to_its_own_lru(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    with pytest.raises(CostcacheError, match=r"0\.99\.0"):
+        ours(20, "hazard")
+    managers = [stock(20), ours(20, "hazard", settings={"untested": "lru"})]
+    victims = fuzz(managers, 1, 500, overlap=1)
+    assert victims[0] == victims[1]
+    check(managers[1])
+
+
+def test_hints_of_a_client_reach_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[RequestInfo] = []
+
+    class Listening(LRU):
+        def finish(self, request: Any, info: RequestInfo) -> None:
+            told.append(info)
+
+    hostile(monkeypatch, Listening)
+    manager = ours(20, "hostile")
+    request = Request(manager, "one", keys_of(range(5)))
+    action = KvHintAction("1", "costcache", "1", {"session": "a", "session_ends": True})
+    request.context.kv_hints = KvHintsEnvelope("1", "1", [action])
+    request.serve()
+    Request(manager, "two", keys_of(range(8))).serve()
+    assert told == [RequestInfo(new_tokens=80, session="a", session_ends=True), RequestInfo(new_tokens=48)]
+
+
+# -- what is worth storing ----------------------------------------------------------------------
+
+
+def spec(own: dict[str, Any]) -> Any:
+    """vLLM's offloading spec, made from its config of a Llama with chunks of 16 tokens."""
+    extra = {
+        "spec_name": "CostCacheOffloadingSpec",
+        "spec_module_path": "costcache.vllm.worth",
+        "cpu_bytes_to_use": 100 * 16 * 131072,
+        "costcache": own,
+    }
+    parallel = OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True)
+    made = OffloadingSpecFactory.create_spec(
+        OffloadingConfig(
+            groups=(OffloadingGroupConfig(16, ("layer",), 0),),
+            worker_kv_bytes_per_block=16 * 131072,
+            enable_kv_cache_events=False,
+            extra_config=extra,
+            engine_id="one",
+            model=OffloadingModelConfig("llama", "bfloat16", 131072),
+            cache=OffloadingCacheConfig(16, 1),
+            parallel=parallel,
+        )
+    )
+    with build.serving(config(extra)):
+        made.get_manager()
+    return made
+
+
+def test_the_spec_makes_vllms_own_manager_with_our_policy() -> None:
+    manager = spec({"policy": "s3fifo"}).get_manager()
+    assert type(manager) is CPUOffloadingManager
+    assert manager._num_chunks == 100
+    assert manager._policy.chunks.pool.policy == "s3fifo"
+
+
+def test_the_shortest_prompt_worth_storing() -> None:
+    slow = Deployment(page_size=16, host_link_bytes_per_second=2e9)
+    cost = CostModel.of(ModelSpec.preset("llama-3-8b"), slow)
+    shortest = shortest_worth(cost, 16, 1 << 20)
+    assert shortest is not None
+    assert shortest > 16
+    assert shortest % 16 == 0
+    assert cost.recompute_seconds(0, shortest) > cost.reload_seconds(shortest)
+    assert cost.recompute_seconds(0, shortest - 16) <= cost.reload_seconds(shortest - 16)
+    assert shortest_worth(cost, 16, shortest - 16) is None
+    usual = CostModel.of(ModelSpec.preset("llama-3-8b"), Deployment(page_size=16))
+    assert shortest_worth(usual, 16, 1 << 20) == 16
+
+
+def test_prompts_that_are_not_worth_it_are_not_stored() -> None:
+    # 131 KB a token over the link against 15 GFLOPs a token: about 1,300 tokens are worth it.
+    speeds = {"worth": True, "flops_per_second": 1e15, "host_link_bytes_per_second": 8e9}
+    manager = spec({"policy": "lru", **speeds}).get_manager()
+    assert isinstance(manager, WorthwhileManager)
+    shortest = manager.shortest
+    assert shortest is not None
+    manager.shortest = 160  # so that a short trace shows it
+    Request(manager, "short", keys_of(range(9))).serve()
+    assert not manager._policy.chunks.held
+    Request(manager, "long", keys_of(range(10))).serve()
+    assert len(manager._policy.chunks.held) == 10
+    again = Request(manager, "again", keys_of([*range(5), 99]))
+    assert again.serve() == 5
+    assert len(manager._policy.chunks.held) == 10
+    manager.shortest = None
+    Request(manager, "any", keys_of(range(50, 99))).serve()
+    assert len(manager._policy.chunks.held) == 10
+    check(manager)

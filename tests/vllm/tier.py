@@ -62,7 +62,9 @@ def stock(chunks: int, policy: str = "lru", **more: Any) -> CPUOffloadingManager
     return CPUOffloadingManager(chunks, policy, **more)
 
 
-def ours(chunks: int, policy: str, size: int = 16, *, settings: Any = None, **more: Any) -> CPUOffloadingManager:
+def ours(
+    chunks: int, policy: str, size: int = 16, *, settings: Any = None, **more: Any
+) -> CPUOffloadingManager:
     """The manager with a policy of ours, as a scheduler makes it."""
     own = {"policy": policy, **(settings or {})}
     with build.serving(config({"block_size": size, "costcache": own})):
