@@ -432,7 +432,8 @@ class Chunks:
         pins = [kept[serial] for serial in sorted(kept)]
         for run in pins:
             pool.pin(run)
-        self._taken = taken = []
+        taken: list[bytes] = []
+        self._taken = taken
         if missing <= pool.evictable:  # then the pool frees that much, whatever the policy does
             pool.evict(missing, watermark=False)
         for run in pins:

@@ -15,19 +15,18 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from pydantic import Field
-from vllm.v1.kv_offload.base import ReqContext
-from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
-from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
+from vllm.v1.kv_offload.base import ReqContext  # noqa: TID253 # vLLM loads this
+from vllm.v1.kv_offload.cpu.policies.base import CachePolicy  # noqa: TID253 # vLLM loads this
+from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy  # noqa: TID253 # vLLM loads this
 
 from costcache._version import described
-from costcache.errors import SettingsError
+from costcache.errors import CostcacheError, SettingsError
 from costcache.hints import KEY as HINTS_KEY
 from costcache.hints import NO_HINTS, read_hints
 from costcache.plugins import get_plugins
-from costcache.settings import read_settings
 from costcache.vllm import build
 from costcache.vllm.chunks import Chunks
+from costcache.vllm.offload_settings import chunk_tokens, read_offload_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,78 +37,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-__all__ = ["CostCachePolicy", "OffloadSettings", "read_offload_config"]
+__all__ = ["CostCachePolicy"]
 
 logger = logging.getLogger("costcache")
-
-
-class OffloadSettings(build.VllmSettings):
-    """Settings of the offload tier: those of costcache inside vLLM, and some of its own."""
-
-    worth: bool = Field(
-        False,
-        description="Store a prompt only if computing it again takes longer than copying it back. Needs the "
-        "spec CostCacheOffloadingSpec.",
-    )
-    flops_per_second: float | None = Field(
-        None,
-        gt=0.0,
-        allow_inf_nan=False,
-        description="For 'worth': FLOP/s of one accelerator in a prefill, as measured; by default the peak "
-        "of an H100.",
-    )
-    host_link_bytes_per_second: float | None = Field(
-        None,
-        gt=0.0,
-        allow_inf_nan=False,
-        description="For 'worth': bytes per second from host memory to one accelerator, as measured; by "
-        "default the peak of PCIe 5.0 x16.",
-    )
-
-
-def read_offload_config(vllm_config: Any, policy: str | None = None) -> OffloadSettings:
-    """Read the settings of the tier.
-
-    Args:
-        vllm_config: vLLM's ``VllmConfig``.
-        policy: The policy that ``eviction_policy`` names, if it names one.
-
-    Returns:
-        The settings of the object ``costcache`` in the connector's extra config, before those of the server
-        (:func:`costcache.vllm.build.read_config`).
-
-    Raises:
-        SettingsError: Names the field, its value and what is allowed.
-    """
-    server = build.read_config(vllm_config)
-    values: dict[str, Any] = {} if server is None else server.model_dump(exclude_unset=True)
-    transfer = vllm_config.kv_transfer_config
-    own = None if transfer is None else transfer.kv_connector_extra_config.get(build.KEY)
-    if isinstance(own, str):
-        own = {"policy": own}
-    if own is not None and not isinstance(own, dict):
-        raise SettingsError(
-            f"entry {build.KEY!r} of kv_connector_extra_config is {own!r}: give a JSON object of settings, "
-            "or the name of a policy"
-        )
-    own = own or {}
-    if policy is not None:
-        if own.get("policy", policy) != policy:
-            raise SettingsError(
-                f"eviction_policy is {policy!r} and {build.KEY}.policy {own['policy']!r}: name one policy"
-            )
-        own = {**own, "policy": policy}
-    if "policy" in own and own["policy"] != values.get("policy"):
-        values.pop("policy_settings", None)  # they are another policy's
-    return read_settings(OffloadSettings, values | own, f"{build.KEY}.")
-
-
-def chunk_tokens(vllm_config: Any) -> int:
-    """Tokens per chunk of the tier, as the connector's extra config gives them."""
-    transfer, block = vllm_config.kv_transfer_config, vllm_config.cache_config.block_size
-    extra = {} if transfer is None else transfer.kv_connector_extra_config
-    chunk = extra.get("block_size")
-    return int(chunk) if chunk is not None else block * int(extra.get("blocks_per_chunk") or 1)
 
 
 def guarded(method: F) -> F:
@@ -158,7 +88,7 @@ class CostCachePolicy(CachePolicy):
         self.chunks = Chunks(binding, cache_capacity)
         # vLLM asks for each chunk, and often: no function of ours is in between.
         setattr(self, "get", self.chunks.held.get)  # noqa: B010 # it replaces a method
-        if build.is_tested(settings):
+        if build.is_tested(settings) and _tells_enough(settings):
             self._log(binding)
         else:
             self._hand_over()
@@ -264,6 +194,19 @@ class CostCachePolicy(CachePolicy):
     def clear(self) -> None:
         """Forget all chunks."""
         self.chunks.clear()
+
+
+def _tells_enough(settings: build.VllmSettings) -> bool:
+    """Whether this version of vLLM tells its policies which request uses a chunk; it does since 0.33."""
+    if hasattr(CachePolicy, "on_request_access"):
+        return True
+    problem = "costcache: the offload tier of this version of vLLM tells a policy too little"
+    if settings.untested == "refuse":
+        raise CostcacheError(
+            f"{problem}: use vLLM 0.33.0, or set 'untested' to 'lru' to keep vLLM's own LRU until then"
+        )
+    logger.warning("%s, so vLLM's own LRU stays in force", problem)
+    return False
 
 
 _ANSWERED = [name for name in vars(CachePolicy) if not name.startswith("_")]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.kv_offload.base import PrepareStoreOutput
-from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
-from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.kv_offload.base import PrepareStoreOutput  # noqa: TID253 # vLLM loads this
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager  # noqa: TID253 # vLLM loads this
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec  # noqa: TID253 # vLLM loads this
 
 from costcache.vllm import build
 from costcache.vllm.offload import CostCachePolicy

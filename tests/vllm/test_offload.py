@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-vllm = pytest.importorskip("vllm", reason="needs vllm")
-pytest.importorskip("vllm.v1.kv_offload.cpu.policies.factory", reason="needs vllm's offload tier")
-
-# isort: split
+import vllm
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.config import (
@@ -25,6 +21,7 @@ from vllm.v1.kv_offload.config import (
     OffloadingParallelConfig,
 )
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from costcache.cost import CostModel
@@ -39,6 +36,10 @@ from costcache.vllm.worth import WorthwhileManager, shortest_worth
 from tests.property.kit import manager as plugins
 from tests.property.kit import policy as offering
 from tests.vllm.tier import MODULE, Request, check, config, keys_of, ours, prompts, stock
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(CachePolicy, "on_request_access"), reason="vLLM's offload tier tells too little before 0.33"
+)
 
 # -- the victims of LRU -----------------------------------------------------------------------
 
@@ -113,7 +114,8 @@ def test_the_victims_of_our_lru_are_those_of_vllms_on_a_recorded_trace(traces_di
     file = traces_dir / "mooncake_conversation.jsonl.gz"
     if not file.is_file():
         pytest.skip(f"{file} is missing")
-    managers, victims = [stock(3417), ours(3417, "lru", 512)], [[], []]
+    managers = [stock(3417), ours(3417, "lru", 512)]
+    victims: list[list[Any]] = [[], []]
     with gzip.open(file) as lines:
         for number, line in zip(range(2000), lines, strict=False):
             request = json.loads(line)
@@ -323,7 +325,8 @@ class Broken(LRU):
         if self.due("next_victim"):
             if self.what is RuntimeError:
                 raise RuntimeError("next_victim")
-            return self.what() if callable(self.what) else self.what
+            answer: Victim | None = self.what() if callable(self.what) else self.what
+            return answer
         return super().next_victim(pool)
 
 
@@ -383,13 +386,14 @@ def test_if_all_else_fails_vllms_own_lru_takes_over(
         return good(*args)
 
     monkeypatch.setattr(chunks, method, bad)
-    stream, victims = prompts(5), [[], []]
+    stream = prompts(5)
+    victims: list[list[Any]] = [[], []]
     for number in range(300):
         keys = keys_of(next(stream))
         requests = [Request(manager, str(number), keys) for manager in managers]
         assert len({request.serve() for request in requests}) == 1
-        for at, request in enumerate(requests):
-            victims[at] += request.evicted
+        for which, request in enumerate(requests):
+            victims[which] += request.evicted
     assert left[0] <= 0
     assert victims[0] == victims[1]
     assert sum("takes over" in record.message for record in caplog.records) == 1
@@ -455,7 +459,7 @@ def test_a_wrong_setting_stops_the_server_at_its_start(name: str, own: Any, mess
 
 
 def test_without_the_plugin_the_server_stops_at_its_start() -> None:
-    with pytest.raises(SettingsError, match="its plugin is not loaded.*VLLM_PLUGINS"):
+    with pytest.raises(SettingsError, match=r"its plugin is not loaded.*VLLM_PLUGINS"):
         CPUOffloadingManager(10, "hazard", MODULE)
 
 
