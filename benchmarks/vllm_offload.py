@@ -39,7 +39,7 @@ CHUNK = 512
 POLICIES = ("vllm lru", "vllm arc", "lru", "arc", "hazard")
 CELLS = ("conversation:2", "conversation:5", "conversation:10", "synthetic:2", "synthetic:5", "synthetic:10")
 AIMS = {"conversation:2": 15.1, "conversation:5": 22.3, "conversation:10": 30.1, "synthetic:5": 15.95}
-"""Hit rates in % that hazard had in a first attempt, which reported whole requests at their end."""
+"""Hit rates of an earlier study in %, in which hazard heard of a request once it had ended."""
 
 
 @dataclass
@@ -149,7 +149,7 @@ def main() -> None:
             if hits[policy] < hits["vllm lru"] - 0.005
         ]
         if cell in AIMS and "hazard" in hits and options.requests is None and hits["hazard"] < AIMS[cell]:
-            losses.append(["hazard, against the aim", where, f"{hits['hazard'] - AIMS[cell]:+.2f}"])
+            losses.append(["hazard, against the study", where, f"{hits['hazard'] - AIMS[cell]:+.2f}"])
         for policy, tier in tiers.items():
             fell = not policy.startswith("vllm ") and tier.manager._policy.chunks.pool.fallbacks
             if tier.refused or fell:
@@ -169,7 +169,7 @@ def main() -> None:
         "time divided by that under vLLM's LRU, taken in turns.\n"
     )
     table(["cell", *(f"{p}, µs" for p in policies), *(f"{p}, ratio" for p in policies)], times)
-    print("## Losses\n\nPoints of hit rate under vLLM's LRU, and under what a first attempt found.\n")
+    print("## Losses\n\nPoints of hit rate under vLLM's LRU, and under those of an earlier study.\n")
     if losses:
         table(["policy", "cell", "points"], losses, 2)
     else:
