@@ -1,12 +1,13 @@
 """Hit rates and times of policies in vLLM's CPU offload tier, on its real manager, vLLM's own beside ours.
 
     python benchmarks/vllm_offload.py [--cells NAME:PERCENT ...] [--requests N] [--policies NAME ...]
-        > benchmarks/results/vllm_offload.md
+        [--parts N] > benchmarks/results/vllm_offload.md
 
 Needs vLLM's classes, no accelerator. Recorded traces are looked for in $COSTCACHE_TRACES, else in
 ../shared/traces; missing ones are skipped. Each request is looked up, loaded, stored and ended in every
 manager in turn, so load on the machine slows all of them alike. A chunk has 512 tokens, as the traces give no
-finer hashes; vLLM's own policies have the name ``vllm`` before theirs.
+finer hashes; with ``--parts`` each is taken for so many smaller chunks. vLLM's own policies have the name
+``vllm`` before theirs.
 
 Everything takes ten minutes.
 """
@@ -35,7 +36,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from tests.vllm.tier import Request, keys_of, ours, stock  # the path first
 
-CHUNK = 512
+PAGE = 512
+"""Tokens that a hash of the traces stands for."""
 POLICIES = ("vllm lru", "vllm arc", "lru", "arc", "hazard")
 CELLS = ("conversation:2", "conversation:5", "conversation:10", "synthetic:2", "synthetic:5", "synthetic:10")
 AIMS = {"conversation:2": 15.1, "conversation:5": 22.3, "conversation:10": 30.1, "synthetic:5": 15.95}
@@ -59,10 +61,10 @@ class Tier:
     times: list[int] = field(default_factory=list)
 
 
-def make(policy: str, chunks: int) -> Tier:
-    """An empty tier under a policy."""
+def make(policy: str, chunks: int, size: int = PAGE) -> Tier:
+    """An empty tier of chunks of ``size`` tokens under a policy."""
     own = policy.removeprefix("vllm ")
-    return Tier(stock(chunks, own) if own != policy else ours(chunks, policy, CHUNK))
+    return Tier(stock(chunks, own) if own != policy else ours(chunks, policy, size))
 
 
 def requests(path: Path, most: int | None) -> Iterator[dict[str, Any]]:
@@ -71,10 +73,10 @@ def requests(path: Path, most: int | None) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, itertools.islice(lines, most))
 
 
-def serve(tier: Tier, name: str, keys: list[Any]) -> None:
+def serve(tier: Tier, name: str, keys: list[Any], size: int = PAGE) -> None:
     """Serve one request, alone."""
     start = perf_counter_ns()
-    request = Request(tier.manager, name, keys, CHUNK)
+    request = Request(tier.manager, name, keys, size)
     tier.hits += request.find()
     if request.transfers:
         request.complete()
@@ -86,24 +88,25 @@ def serve(tier: Tier, name: str, keys: list[Any]) -> None:
 
 
 def measure(
-    trace: str, percent: float, policies: list[str], most: int | None
+    trace: str, percent: float, policies: list[str], most: int | None, parts: int
 ) -> tuple[int, int, dict[str, Tier]]:
     """Replay one trace; returns the tier's chunks, the prompts' chunks and the tiers."""
     path = recorded_traces() / f"mooncake_{trace}.jsonl.gz"
     distinct: set[int] = set()
     for line in requests(path, None):
-        distinct.update(line["hash_ids"][: line["input_length"] // CHUNK])
-    chunks, asked = int(len(distinct) * percent / 100), 0
-    tiers = {policy: make(policy, chunks) for policy in policies}
+        distinct.update(line["hash_ids"][: line["input_length"] // PAGE])
+    chunks, asked, size = int(len(distinct) * percent / 100) * parts, 0, PAGE // parts
+    tiers = {policy: make(policy, chunks, size) for policy in policies}
     turns = itertools.cycle(range(len(policies)))
     gc.collect()
     gc.disable()
     for number, line in enumerate(requests(path, most)):
-        keys = keys_of(line["hash_ids"][: line["input_length"] // CHUNK])[:chunks]
+        pages = line["hash_ids"][: line["input_length"] // PAGE]
+        keys = keys_of([page * parts + part for page in pages for part in range(parts)])[:chunks]
         asked += len(keys)
         first = next(turns)
         for policy in policies[first:] + policies[:first]:
-            serve(tiers[policy], str(number), keys)
+            serve(tiers[policy], str(number), keys, size)
         if not number % 1000:
             gc.collect()
     gc.enable()
@@ -118,6 +121,7 @@ def main() -> None:
     parser.add_argument(
         "--requests", type=int, default=None, metavar="N", help="only the first N of each trace"
     )
+    parser.add_argument("--parts", type=int, default=1, metavar="N", help="chunks for each hash of a trace")
     options = parser.parse_args()
     policies = list(dict.fromkeys(["vllm lru", *options.policies]))
     command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
@@ -128,7 +132,7 @@ def main() -> None:
         if not path.is_file():
             print(f"{path} is missing: {cell} is skipped", file=sys.stderr)
             continue
-        chunks, asked, tiers = measure(trace, float(percent), policies, options.requests)
+        chunks, asked, tiers = measure(trace, float(percent), policies, options.requests, options.parts)
         where = f"{trace} {percent} %"
         hits = {policy: 100 * tier.hits / asked for policy, tier in tiers.items()}
         rates.append([where, f"{chunks:,}", *(f"{hits[policy]:.2f}" for policy in policies)])
@@ -160,7 +164,7 @@ def main() -> None:
     print(f"# Policies in vLLM's CPU offload tier\n\n    {command}\n")
     print(
         f"costcache {described()}, vLLM {vllm.__version__}; load {load():.1f} at the end. Prompts in chunks "
-        f"of {CHUNK} tokens, one request at a time; tiers in % of the distinct chunks.\n"
+        f"of {PAGE // options.parts} tokens, one request at a time; tiers in % of the distinct chunks.\n"
     )
     print("## Hit rates\n\nChunks found, in % of those of the prompts.\n")
     table(["cell", "chunks", *policies], rates)

@@ -1,4 +1,4 @@
-"""The CPU offload tier behind vLLM's real scheduler and connector, whose transfers are reported as a worker does."""
+"""The CPU offload tier behind vLLM's real scheduler and connector; transfers end as a worker reports them."""
 
 from __future__ import annotations
 
