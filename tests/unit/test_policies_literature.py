@@ -201,6 +201,21 @@ def test_arc(seed: int, capacity: int) -> None:
     assert {n for n, thing in flat.things.items() if thing.data.queue is order._once} == set(naive.t1)
 
 
+def test_ghosts_can_be_fitted_into_any_room() -> None:
+    dropped: list[str] = []
+    ghosts: Ghosts[str] = Ghosts(math.inf, dropped.append)
+    for name, tokens in ((1, 10), (2, 20), (3, 5)):
+        ghosts.keep(name, tokens, str(name))
+    ghosts.fit()
+    assert not dropped
+    ghosts.fit(25)
+    assert (dropped, ghosts.tokens) == (["1"], 25)
+    ghosts.fit(24)
+    assert (dropped, ghosts.tokens) == (["1", "2"], 5)
+    ghosts.fit(0)
+    assert (ghosts.tokens, len(ghosts)) == (0, 0)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_arc_counts_tokens(seed: int) -> None:
     """Objects that are all of one size are treated as objects of size 1 are."""
