@@ -27,6 +27,7 @@ from costcache.plugins import get_plugins
 from costcache.vllm import build
 from costcache.vllm.chunks import Chunks
 from costcache.vllm.offload_settings import chunk_tokens, read_offload_config
+from costcache.vllm.registration import log_as_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -76,6 +77,7 @@ class CostCachePolicy(CachePolicy):
             CostcacheError: A setting is wrong, or no policy can serve the model.
         """
         super().__init__(cache_capacity)
+        log_as_vllm()
         config = build.current()
         if config is None:
             raise SettingsError(
