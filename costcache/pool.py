@@ -461,9 +461,10 @@ class Pool:
                 self._failed("split", error)
 
     def move(self, record: NodeRecord, parent: NodeRecord) -> None:
-        """A node follows another copy of the same prefix from now on, which ends at the same depth.
+        """A node follows another one from now on.
 
-        For a host that keeps several copies of one prefix, each in memory of its own.
+        For a host that keeps several copies of one prefix, or what follows tokens that are not cached: the
+        prefix of the node does not change, but the record that stands for it.
         """
         before = record.parent
         if before is None or before is parent:

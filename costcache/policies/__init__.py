@@ -13,6 +13,7 @@ from costcache.policies.spec import NoSettings, PolicySpec, supports_every_model
 __all__ = ["BUILTIN", "NoSettings", "PolicySpec", "policies", "supports_every_model"]
 
 BUILTIN = (
+    "arc",
     "fifo",
     "filo",
     "gdsf",
@@ -34,6 +35,7 @@ BUILTIN = (
 """Names of the built-in policies that serve models without states."""
 
 _MODULES = (
+    "arc",
     "gdsf",
     "hazard",
     "keyed",

@@ -56,9 +56,11 @@ class Ghosts(Generic[M]):
         if self.tokens > self._most:
             self.fit()
 
-    def fit(self) -> None:
-        """Drop the oldest until the others fit."""
-        while self.tokens > self._room:
+    def fit(self, room: float | None = None) -> None:
+        """Drop the oldest until the others fit into ``room`` tokens; by default, into the room they have."""
+        if room is None:
+            room = self._room
+        while self.tokens > room:
             oldest, had = self._memories.popitem(last=False)[1]
             self.tokens -= had
             if self._dropped is not None:

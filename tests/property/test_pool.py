@@ -16,7 +16,7 @@ from costcache.records import NodeRecord, RequestRecord, Victim
 from costcache.settings import Settings
 
 MODEL = ModelSpec.preset("llama-3-8b")
-POLICIES = ("lru", "mru", "lfu", "slru", "hazard", "s3fifo", "sieve", "gdsf", "lhd", "wtinylfu")
+POLICIES = ("lru", "mru", "lfu", "slru", "hazard", "arc", "s3fifo", "sieve", "gdsf", "lhd", "wtinylfu")
 CAPACITY = 60
 
 

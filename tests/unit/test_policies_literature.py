@@ -13,6 +13,7 @@ import pytest
 from costcache import CostModel, ModelSpec
 from costcache.orders import VictimOrder
 from costcache.policies import wtinylfu
+from costcache.policies.arc import ARC
 from costcache.policies.gdsf import GDSF
 from costcache.policies.ghosts import Ghosts
 from costcache.policies.keyed import HitsPerToken
@@ -146,6 +147,97 @@ def agree(
         hits += hit
     assert 0.1 * requests < hits < 0.9 * requests, "a stream that tells something"
     return flat
+
+
+# -- ARC --------------------------------------------------------------------------------------
+
+
+class NaiveARC(Naive):
+    """Figure 4 of the paper, with room made before the page is looked up among the ghosts."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.t1: list[int] = []  # from the least to the most recent, as the others
+        self.t2: list[int] = []
+        self.b1: list[int] = []
+        self.b2: list[int] = []
+        self.p = 0.0
+
+    def victim(self, now: float) -> int:
+        """REPLACE, whose victim in case IV with |T1| = c leaves a ghost that the next miss drops."""
+        first = self.t1 and (len(self.t1) > self.p or not self.t2)
+        cached, ghosts = (self.t1, self.b1) if first else (self.t2, self.b2)
+        ghosts.append(cached.pop(0))
+        return ghosts[-1]
+
+    def hit(self, number: int, now: float, priority: int) -> None:
+        (self.t1 if number in self.t1 else self.t2).remove(number)
+        self.t2.append(number)
+
+    def miss(self, number: int, now: float, priority: int) -> None:
+        if number in self.b1:
+            self.p = min(self.capacity, self.p + max(1, len(self.b2) / len(self.b1)))
+            self.b1.remove(number)
+            self.t2.append(number)
+        elif number in self.b2:
+            self.p = max(0, self.p - max(1, len(self.b1) / len(self.b2)))
+            self.b2.remove(number)
+            self.t2.append(number)
+        else:
+            if len(self.t1) + len(self.b1) == self.capacity:
+                self.b1.pop(0)
+            elif len(self.t1) + len(self.t2) + len(self.b1) + len(self.b2) == 2 * self.capacity:
+                self.b2.pop(0)
+            self.t1.append(number)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("capacity", [15, 60])
+def test_arc(seed: int, capacity: int) -> None:
+    order, naive = ARC(capacity), NaiveARC(capacity)
+    flat = agree(order, naive, seed)
+    assert order._share == pytest.approx(naive.p)
+    assert (order._ghosts_once.tokens, order._ghosts_again.tokens) == (len(naive.b1), len(naive.b2))
+    assert {n for n, thing in flat.things.items() if thing.data.queue is order._once} == set(naive.t1)
+
+
+def test_ghosts_can_be_fitted_into_any_room() -> None:
+    dropped: list[str] = []
+    ghosts: Ghosts[str] = Ghosts(math.inf, dropped.append)
+    for name, tokens in ((1, 10), (2, 20), (3, 5)):
+        ghosts.keep(name, tokens, str(name))
+    ghosts.fit()
+    assert not dropped
+    ghosts.fit(25)
+    assert (dropped, ghosts.tokens) == (["1"], 25)
+    ghosts.fit(24)
+    assert (dropped, ghosts.tokens) == (["1", "2"], 5)
+    ghosts.fit(0)
+    assert (ghosts.tokens, len(ghosts)) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_arc_counts_tokens(seed: int) -> None:
+    """Objects that are all of one size are treated as objects of size 1 are."""
+    order, naive = ARC(60 * 7), NaiveARC(60)
+    flat, rng = Flat(order, 60 * 7), random.Random(seed)
+    for now, number in enumerate(zipf(rng, 150, 2000)):
+        assert flat.request(number, now, 7) == naive.request(number, now)
+    assert order._share == pytest.approx(7 * naive.p)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_arc_keeps_its_bounds_with_objects_of_any_size(seed: int) -> None:
+    order, rng = ARC(1000), random.Random(seed)
+    flat, shares = Flat(order, 1000), set()
+    for now, number in enumerate(zipf(rng, 150, 3000)):
+        flat.request(number, now, 1 + number * 7919 % 90)
+        first = order._once.tokens + order._ghosts_once.tokens
+        assert first <= 1000
+        assert first + order._again.tokens + order._ghosts_again.tokens <= 2000
+        assert 0 <= order._share <= 1000
+        shares.add(order._share)
+    assert len(shares) > 20, "it adapts"
 
 
 # -- GDSF -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costcache import NodeRecord, RadixCache, Victim, VictimOrder
+from costcache.policies.arc import ARC
 from costcache.policies.lhd import LHD
 from costcache.policies.queues import Entry, Queue, QueueOrder
 from costcache.policies.s3fifo import S3FIFO
@@ -24,8 +25,8 @@ from costcache.policies.wtinylfu import WTinyLFU
 from tests.property.kit import MODEL, cache_with, check_structure, drain, insert_all, manager, nodes_of
 
 PLUGINS = manager()
-LITERATURE = ("gdsf", "hits-per-token", "lhd", "lru2", "s3fifo", "sieve", "wild", "wtinylfu")
-QUEUES = ("s3fifo", "sieve", "wild", "wtinylfu")
+LITERATURE = ("arc", "gdsf", "hits-per-token", "lhd", "lru2", "s3fifo", "sieve", "wild", "wtinylfu")
+QUEUES = ("arc", "s3fifo", "sieve", "wild", "wtinylfu")
 SETTINGS: dict[str, dict[str, Any]] = {
     "lhd": {"samples": 4, "refresh": 20, "explore": 0.3},
     "lru2": {"correlated_period": 2},
@@ -362,6 +363,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MAKE: dict[str, Callable[[int], VictimOrder]] = {
+    "arc": ARC,
     "s3fifo": S3FIFO,
     "sieve": lambda capacity: Sieve(),
     "wild": lambda capacity: Wild(),
@@ -484,6 +486,65 @@ def test_lru2_recognises_a_prefix_cached_again() -> None:
     assert cache.match_prefix([3, 3, 3, 3]).matched_len == 0
 
 
+def test_arc_keeps_what_two_requests_used_through_a_scan() -> None:
+    cache = new("arc", 40)
+    for _ in range(2):
+        cache.insert([1, 2, 3, 4])
+    for n in range(100, 130):
+        cache.insert([n, n, n])
+    assert cache.match_prefix([1, 2, 3, 4]).matched_len == 4
+    assert cache.match_prefix([101, 101]).matched_len == 0
+
+
+def test_arc_finds_the_ghost_of_a_node_that_was_trimmed_and_split() -> None:
+    """However a run was cut and evicted, all its tokens move the share when it is cached again."""
+    cache = new("arc", 20)
+    order = order_of(cache)
+    cache.insert(list(range(10)))
+    cache.match_prefix(list(range(4)))  # splits: the first four have been used twice
+    for missing in (1, 2):
+        cache.evict(missing)
+        assert order._ghosts_once.tokens == missing + (missing == 2)
+    cache.evict(3)
+    assert (order._ghosts_once.tokens, len(order._ghosts_once)) == (6, 1)
+    cache.evict(4)
+    assert (order._ghosts_again.tokens, len(order._ghosts_again)) == (4, 1)
+    order._share = 12.0
+    node: Any = cache.insert(list(range(12))).node
+    assert order._ghosts_once.tokens == order._ghosts_again.tokens == 0
+    assert order._share == pytest.approx(12 - 4 * 6 / 4 + 6)
+    assert node.data.queue is order._again
+
+
+def test_arc_knows_the_tail_of_a_node_that_stayed() -> None:
+    cache = new("arc", 20)
+    order = order_of(cache)
+    cache.insert(list(range(10)))
+    cache.evict(4)
+    cache.insert(list(range(8)))
+    assert order._share == 2
+    assert order._ghosts_once.tokens == 0
+    cache.insert([*range(6), 50])
+    assert order._share == 2, "a second child is something else"
+
+
+def test_arc_takes_over_a_cache_in_order_of_recency() -> None:
+    cache = new("lru", 20)
+    old: Any = cache.insert([1, 1]).node
+    other: Any = cache.insert([2, 2]).node
+    twice: Any = cache.insert([3, 3]).node
+    for tokens in ([3, 3], [3, 3]):
+        cache.insert(tokens)
+    cache._pool.use([old], None)  # recent, and no use
+    old.recency += 1
+    late = ARC(20)
+    late.load(cache._pool.records())
+    told = []
+    while (victim := late.next_victim("kv")) is not None:
+        told.append(victim.record)
+    assert told == [other, old, twice]
+
+
 def test_the_tail_of_a_split_keeps_its_uses_in_the_sketch() -> None:
     cache = new("wtinylfu", 100)
     for _ in range(5):
@@ -497,13 +558,15 @@ def test_the_tail_of_a_split_keeps_its_uses_in_the_sketch() -> None:
 
 
 def test_one_request_counts_once() -> None:
-    for policy in ("s3fifo", "wtinylfu"):
+    for policy in ("arc", "s3fifo", "wtinylfu"):
         cache = new(policy, 100, own=False)
         for _ in range(9):
             cache.insert([1, 2], request="chunks")
         node: Any = cache.match_prefix([1, 2], "chunks").node
         if policy == "s3fifo":
             assert node.data.count() == 0
+        elif policy == "arc":
+            assert node.data.queue is order_of(cache)._once
         else:
             assert order_of(cache)._sketch.estimate(node.data.cells) == 1
 

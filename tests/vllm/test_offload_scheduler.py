@@ -1,0 +1,123 @@
+"""The CPU offload tier behind vLLM's real scheduler and connector; transfers end as a worker reports them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.utils.hashing import sha256
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from costcache.vllm.registration import scheduler_class
+from tests.vllm.tier import MODULE, check, config
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(CachePolicy, "on_request_access"), reason="vLLM's offload tier tells too little before 0.33"
+)
+
+kv_cache_utils.init_none_hash(sha256)
+HASHER = kv_cache_utils.get_request_block_hasher(16, sha256)
+
+
+class Engine:
+    """A scheduler with the offloading connector, a small GPU pool and a tier of 60 chunks."""
+
+    def __init__(self, extra: dict[str, Any], additional: Any = None, blocks: int = 40) -> None:
+        made = config({"cpu_bytes_to_use": 60 * 4096, **extra}, additional)
+        made.cache_config.num_gpu_blocks = blocks
+        spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=32, dtype=torch.float32)
+        groups = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+        self.scheduler: Any = scheduler_class(Scheduler)(
+            made, groups, StructuredOutputManager(made), block_size=16
+        )
+        self.manager = self.scheduler.connector.connector_scheduler.manager
+        self.loaded = 0
+        self.evicted: list[Any] = []
+        prepare = self.manager.prepare_store
+
+        def prepare_store(keys: Any, context: Any) -> Any:
+            output = prepare(keys, context)
+            if output is not None:
+                self.evicted += output.evicted_keys
+            return output
+
+        self.manager.prepare_store = prepare_store
+
+    def add(self, name: str, prompt: list[int]) -> None:
+        self.scheduler.add_request(
+            Request(name, prompt, SamplingParams(max_tokens=3), None, block_hasher=HASHER)
+        )
+
+    def step(self) -> None:
+        """Schedule, let a model answer 7 to everything, and complete all transfers."""
+        scheduled = self.scheduler.schedule()
+        meta = scheduled.kv_connector_metadata
+        done = OffloadingWorkerMetadata()
+        for job in [*meta.load_jobs, *meta.store_jobs]:
+            done.mark_completed(job)
+        loads = meta.load_jobs.values()
+        self.loaded += sum(len(job.dst_spec.block_ids) for job in loads)
+        names = list(scheduled.num_scheduled_tokens)
+        running = {request.request_id: request for request in self.scheduler.running}
+        tokens = [
+            [7] if running[name].num_computed_tokens >= running[name].num_tokens else [] for name in names
+        ]
+        output = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: at for at, name in enumerate(names)},
+            sampled_token_ids=tokens,
+            kv_connector_output=KVConnectorOutput(
+                finished_recving={job.req_id for job in loads}, kv_connector_worker_meta=done
+            ),
+        )
+        self.scheduler.update_from_output(scheduled, output)
+
+    def drain(self) -> None:
+        for _ in range(200):
+            if not self.scheduler.has_requests() and not self.scheduler.has_finished_requests():
+                return
+            self.step()
+
+
+def serve(engine: Engine, seed: int, requests: int) -> None:
+    """Conversations that share system prompts, some at once."""
+    rng, chats = random.Random(seed), [[page] * 32 for page in range(8)]
+    for number in range(requests):
+        chat = rng.choice(chats)
+        if len(chat) > 250:
+            del chat[32:]
+        chat += [rng.randrange(1000) for _ in range(rng.randrange(10, 40))]
+        engine.add(str(number), list(chat))
+        for _ in range(rng.randrange(6)):
+            engine.step()
+    engine.drain()
+
+
+OURS = {"cache_policy_module_path": MODULE, "eviction_policy": "costcache"}
+
+
+@pytest.mark.parametrize("policy", ["lru", "hazard", "arc"])
+@pytest.mark.parametrize("both", [False, True], ids=["the tier alone", "the GPU's blocks too"])
+def test_a_server_with_our_policy_loads_and_stores(policy: str, both: bool) -> None:
+    engine = Engine({**OURS, "costcache": {"policy": policy}}, {"costcache": policy} if both else None)
+    serve(engine, 1, 200)
+    check(engine.manager)
+    chosen = engine.manager._policy
+    assert chosen.chunks.pool.policy == policy
+    assert chosen.chunks.pool.fallbacks == 0
+    assert not hasattr(chosen, "lru")
+    assert engine.loaded > 20
+    assert len(engine.evicted) > 100
+    assert not chosen.chunks._busy
+    assert engine.scheduler.reset_connector_cache()
+    assert not chosen.chunks.held
