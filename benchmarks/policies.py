@@ -275,7 +275,7 @@ def measure(tasks: Sequence[Task], jobs: int, saved: SavedRows) -> list[Mean]:
     else:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(jobs, max(1, len(open_tasks))), context) as pool:
-            running = {pool.submit(task.run): task for task in open_tasks}
+            running = {pool.submit(task.run): task for task in reversed(open_tasks)}  # the longest are last
             for done in as_completed(running):
                 rows[running[done]] = note(done.result(), saved)
     cells: dict[tuple[str, int], Mean] = {}
