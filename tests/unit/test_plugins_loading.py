@@ -344,7 +344,7 @@ def test_the_spec_of_a_policy_is_found_by_settings() -> None:
 def test_an_unknown_policy_gets_a_suggestion() -> None:
     with pytest.raises(PluginError, match=r"no policy 'lur': did you mean 'lru'\?"):
         RadixCache(MODEL, 10, policy="lur", plugins=manager())
-    with pytest.raises(PluginError, match=r"The policies are costcache, consumed-lru, fifo"):
+    with pytest.raises(PluginError, match=r"The policies are costcache, arc, consumed-lru, fifo"):
         RadixCache(MODEL, 10, policy="quantum", plugins=manager())
 
 

@@ -22,6 +22,8 @@ ALL = -1
 _SMOOTHINGS = 2
 _ONE_STRETCH = 20.0
 """Factor by which a prior weighs more at an age as long as the time watched."""
+_OF_HINT = 1 / 3
+"""Weight of the plain class's curve in that of a hinted one, which is believed by its score besides."""
 _MOST_SHARE = 0.9
 """Share that is expected at most."""
 
@@ -234,7 +236,9 @@ class Estimate:
         used, censored = (self._used, self._censored) if self._pooled is None else self._pooled
         of = self._of[classes]
         plain = self._shares(used[:, of], censored[:, of], self._prior(classes))
-        return self._shares(self._used[:, classes], self._censored[:, classes], plain), plain
+        weight = self._weight * _OF_HINT
+        own = survival(self._used[:, classes], self._censored[:, classes], plain, weight, _SMOOTHINGS)
+        return own, plain
 
     def _prior(self, classes: NDArray[np.int64]) -> NDArray[np.float64]:
         import numpy as np
