@@ -122,6 +122,9 @@ class Intake:
         while at < end:
             if not known and ghosts.tokens:
                 known = ghosts.take(name if at == start else record.prefix_hash(at - start)) or []
+                if known and known[0].start != at:  # another prefix, whose name is the same by chance
+                    self._censor(known)
+                    known = []
             if not known:
                 pieces.append(Piece(at, end - at, now, learner.classes.open, walk))
                 break
