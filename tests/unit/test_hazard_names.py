@@ -17,7 +17,7 @@ from costcache.settings import Settings
 class Colliding(NodeRecord):
     """A node whose prefix has one of few hashes, whatever its tokens and its depth."""
 
-    def __init__(self, parent: NodeRecord | None, tokens: int, name: int) -> None:
+    def __init__(self, parent: Colliding | None, tokens: int, name: int) -> None:
         super().__init__(0, parent, tokens, 0 if parent is None else parent.end)
         self.name = name
 
