@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from _report import recorded_traces
-from _workloads import FILES, HELD_OUT_FILES
+from _workloads import FILES, HELD_OUT_FILES, generated, later
 from policies import MODEL
 
 from costcache.deployment import Deployment
 from costcache.sim.engine import Simulator
 from costcache.sim.trace import Trace
 from costcache.sim.traces import load_trace
-from costcache.sim.workloads import WORKLOADS, generate
 
 __all__ = ["ALL_FILES", "Opening", "openings"]
 
@@ -64,11 +63,11 @@ def openings(workload: str, starts: Sequence[int], pools: Sequence[int], request
         whole = load_trace(path, tokenizer="words" if page == 16 else None).in_time_order()
     for start in starts:
         if whole is None:
-            trace = generate(workload, WORKLOADS[workload].settings(seed=start))
+            trace = generated(workload, 0, start)
             pages = trace.distinct_pages(page)
         else:
             pages = whole.distinct_pages(page)
-            trace = whole.take(np.arange(start * len(whole) // 10, len(whole)))
+            trace = later(whole, start)
         seen = _distinct(trace, page)
         for percent in pools:
             fill = int(np.searchsorted(seen, pages * percent // 100, side="right"))

@@ -15,7 +15,18 @@ from costcache.sim.trace import Trace
 from costcache.sim.traces import load_trace
 from costcache.sim.workloads import WORKLOADS, generate
 
-__all__ = ["FILES", "GENERATED", "HELD_OUT_FILES", "HELD_OUT_SEED", "Workload", "held_out", "workloads"]
+__all__ = [
+    "FILES",
+    "GENERATED",
+    "HELD_OUT_FILES",
+    "HELD_OUT_SEED",
+    "Workload",
+    "generated",
+    "held_out",
+    "later",
+    "recorded",
+    "workloads",
+]
 
 FILES = {
     "mooncake conversation": ("mooncake_conversation.jsonl.gz", 512),

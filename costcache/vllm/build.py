@@ -19,7 +19,17 @@ from costcache.plugins import PluginManager
 from costcache.settings import Settings, read_settings
 from costcache.vllm import SUPPORTED
 
-__all__ = ["ENVIRONMENT", "KEY", "VllmSettings", "bind", "current", "is_tested", "read_config", "serving"]
+__all__ = [
+    "ENVIRONMENT",
+    "KEY",
+    "VllmSettings",
+    "as_object",
+    "bind",
+    "current",
+    "is_tested",
+    "read_config",
+    "serving",
+]
 
 logger = logging.getLogger("costcache")
 
@@ -76,11 +86,20 @@ def read_config(vllm_config: Any) -> VllmSettings | None:
                 given = json.loads(given)
             except ValueError as error:
                 raise SettingsError(f"{where} is {given!r}, which is not JSON: {error}") from None
+    return read_settings(VllmSettings, as_object(given, where), f"{KEY}.")
+
+
+def as_object(given: Any, where: str) -> dict[str, Any]:
+    """An object of settings as it was given; the name of a policy stands for one that names it alone.
+
+    Raises:
+        SettingsError: It is neither; names where it was given.
+    """
     if isinstance(given, str):
-        given = {"policy": given}
+        return {"policy": given}
     if not isinstance(given, dict):
         raise SettingsError(f"{where} is {given!r}: give a JSON object of settings, or the name of a policy")
-    return read_settings(VllmSettings, given, f"{KEY}.")
+    return given
 
 
 def is_tested(settings: VllmSettings) -> bool:

@@ -55,14 +55,8 @@ def read_offload_config(vllm_config: Any, policy: str | None = None) -> OffloadS
     values: dict[str, Any] = {} if server is None else server.model_dump(exclude_unset=True)
     transfer = vllm_config.kv_transfer_config
     own = None if transfer is None else transfer.kv_connector_extra_config.get(build.KEY)
-    if isinstance(own, str):
-        own = {"policy": own}
-    if own is not None and not isinstance(own, dict):
-        raise SettingsError(
-            f"entry {build.KEY!r} of kv_connector_extra_config is {own!r}: give a JSON object of settings, "
-            "or the name of a policy"
-        )
-    own = own or {}
+    where = f"entry {build.KEY!r} of kv_connector_extra_config"
+    own = {} if own is None else build.as_object(own, where)
     if policy is not None:
         if own.get("policy", policy) != policy:
             raise SettingsError(
