@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -19,8 +19,8 @@ from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Vi
 
 __all__ = ["KeyedOrder", "VictimOrder", "overridden"]
 
-_DELETE = Action.DELETE
-_victim = tuple_maker(Victim)
+_DELETE: Final = Action.DELETE
+_victim: Final = tuple_maker(Victim)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

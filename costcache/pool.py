@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 from costcache.eviction import Eviction, EvictionCounters, Refused
 from costcache.guard import HookGuard, OrderGuard
@@ -31,8 +31,8 @@ from costcache.records import (
 
 __all__ = ["Pool"]
 
-_DELETE = Action.DELETE
-_pool_state = tuple_maker(PoolState)
+_DELETE: Final = Action.DELETE
+_pool_state: Final = tuple_maker(PoolState)
 
 
 class Pool:

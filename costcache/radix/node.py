@@ -146,7 +146,7 @@ class Root(Node):
         return repr(self.namespace).encode()
 
 
-def shared_pages(a: bytearray, b: bytes | bytearray | memoryview, page_bytes: int) -> int:
+def shared_pages(a: bytes | bytearray, b: bytes | bytearray | memoryview, page_bytes: int) -> int:
     """Count the whole pages that ``a`` and ``b`` have in common at their start.
 
     Bisects with memory comparisons: each byte is compared about once, in O(log pages) steps.

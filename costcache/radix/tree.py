@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Final, SupportsIndex
 
 from mypy_extensions import mypyc_attr
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RadixTree", "shared_pages"]
 
-_DELETE = Action.DELETE
+_DELETE: Final = Action.DELETE
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

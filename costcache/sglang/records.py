@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from typing import Any
+from typing import Any, Final
 
 from costcache.pool import Pool
 from costcache.radix.node import shared_pages
 from costcache.records import NodeRecord
 
 __all__ = ["PoolRecord", "add_record", "drop_record"]
+
+_NO_NAMESPACE: Final = zlib.crc32(repr((None, None)).encode())
 
 
 class PoolRecord(NodeRecord):
@@ -41,7 +43,10 @@ class PoolRecord(NodeRecord):
         if node is None or isinstance(node, int):
             return None
         tokens = _tokens(node.key)
-        return bytes(memoryview(tokens)[start:end]) if len(tokens) == end else None
+        if len(tokens) != end:
+            return None
+        content: bytes = memoryview(tokens)[start:].tobytes() if start else tokens.tobytes()
+        return content
 
     def prefix_hash_with(self, offset: int, content: bytes | bytearray) -> int | None:
         """See :class:`costcache.records.NodeRecord`."""
@@ -56,9 +61,11 @@ class PoolRecord(NodeRecord):
     def shared(self, offset: int, content: bytes | bytearray) -> int:
         """See :class:`costcache.records.NodeRecord`."""
         node = self.node
-        own = memoryview(_tokens(node.key))[offset : offset + len(content) // 8].tobytes()
+        own: bytes = memoryview(_tokens(node.key))[offset : offset + len(content) // 8].tobytes()
+        if own == content:  # the usual case
+            return len(own) // 8
         page: int = node.page_size
-        return shared_pages(bytearray(own), content, 8 * page) * page
+        return shared_pages(own, content, 8 * page) * page
 
 
 def add_record(
@@ -116,7 +123,10 @@ def _checksum_before(node: Any) -> int:
     """CRC-32 of the prefix before a node, including its namespace."""
     above = node.parent
     if above.parent is None:
-        return zlib.crc32(repr((node.key.extra_key, node.key.cache_salt)).encode())
+        key = node.key
+        if key.extra_key is None and key.cache_salt is None:  # the usual case
+            return _NO_NAMESPACE
+        return zlib.crc32(repr((key.extra_key, key.cache_salt)).encode())
     known: int | None = above.checksum
     if known is not None:
         return known

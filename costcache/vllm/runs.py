@@ -74,7 +74,7 @@ class Run(NodeRecord):
         names = [block.block_hash for block in blocks[offset // size : offset // size + pages]]
         if None in names:
             return 0
-        return shared_pages(bytearray(b"".join(names)), content, len(first)) * size
+        return shared_pages(b"".join(names), content, len(first)) * size
 
 
 class Held:

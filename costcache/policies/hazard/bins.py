@@ -17,7 +17,7 @@ BINS: Final = 64
 """Bins of age: the first starts at 0, each further one is √2 times as wide as the one before it."""
 FIRST: Final = 6
 """The first bin ends at ``2 ** -6`` units of the clock; the last begins at ``2 ** 25``."""
-ENDS = [math.ldexp(math.sqrt(0.5) if at % 2 else 0.5, at // 2 + 1 - FIRST) for at in range(BINS - 1)]
+ENDS: Final = [math.ldexp(math.sqrt(0.5) if at % 2 else 0.5, at // 2 + 1 - FIRST) for at in range(BINS - 1)]
 """End of each bin of age except the last."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from costcache.policies.hazard.frequent import Frequent
 from costcache.policies.hazard.life_table import ALL, LifeTable
@@ -12,32 +12,32 @@ from costcache.records import RequestInfo
 
 __all__ = ["FAMILIES", "SPANS", "Classes", "Ending", "Kind"]
 
-FAMILIES = (ALL, ALL, 1, 2, 3, 4)
+FAMILIES: Final = (ALL, ALL, 1, 2, 3, 4)
 """Of classes: used once, 2, 3 or 4, 5 to 8, 9 to 16 times, and more often. The first tokens to be used so
 often, of which nothing is known yet, are like those used half as often."""
-SPANS = [2.0**exponent for exponent in range(-1, 15)]
+SPANS: Final = [2.0**exponent for exponent in range(-1, 15)]
 """Mean reuse intervals at which the classes of tokens used more than once are divided."""
-_OUTPUTS = (50, 200, 500)
-_PROMPTS = (2_000, 8_000, 32_000)
-_REASONS = 6
-_PRIORITIES = 2
-_LAST_TOKENS = 2
+_OUTPUTS: Final = (50, 200, 500)
+_PROMPTS: Final = (2_000, 8_000, 32_000)
+_REASONS: Final = 6
+_PRIORITIES: Final = 2
+_LAST_TOKENS: Final = 2
 """Tokens by which endings are told apart: the one that stopped the request is the same for many."""
-_LAST = 6
+_LAST: Final = 6
 """Endings of outputs that are told apart."""
-_LABELS = 8
+_LABELS: Final = 8
 """Labels of hints that are told apart."""
-_LONGEST = 64
+_LONGEST: Final = 64
 """Characters of a label that count."""
 _SOON, _LATE = 0, 15
 """Powers of two between which the seconds of a hint are told apart."""
-_MOST_ENDINGS = 512
+_MOST_ENDINGS: Final = 512
 """Ways to end beyond which no further ending of an output or hint counts. There are 140 without those, and
 each may be added without its hint."""
-_BITS = 11
-_MOST = 768
+_BITS: Final = 11
+_MOST: Final = 768
 """Classes; beyond that, tokens are told apart less finely."""
-_MOST_HINTED = 512
+_MOST_HINTED: Final = 512
 """Classes beyond which none is added for a hint."""
 
 

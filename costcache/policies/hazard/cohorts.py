@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from heapq import heapify
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from costcache.policies.hazard.history import Cohort
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cohorts"]
 
-_NEAR = 0.25
+_NEAR: Final = 0.25
 """Cohorts merge when the time that both span is less than this share of their age."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Depths"]
 
-_STEPS = 12
+_STEPS: Final = 12
 """Steps of √2 by which a token's recompute cost may exceed that of the first one."""
 
 

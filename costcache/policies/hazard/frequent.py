@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Final
 
 __all__ = ["Frequent"]
 
-_COUNTERS = 32
-_SHARE = 16
-_LEAST = 8
+_COUNTERS: Final = 32
+_SHARE: Final = 16
+_LEAST: Final = 8
 
 
 class Frequent:

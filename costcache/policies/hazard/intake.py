@@ -5,7 +5,7 @@ What is new in the cache but had been cached before gets its history back from t
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from costcache.policies.ghosts import Ghosts
 from costcache.policies.hazard.history import Piece, Tracked, join, split_at
@@ -16,9 +16,9 @@ from costcache.records import NodeRecord, RequestInfo, RequestRecord
 
 __all__ = ["Intake"]
 
-_TRIMMED = 8
+_TRIMMED: Final = 8
 """Pieces trimmed off a node that are remembered with it."""
-_SLACK = 0.05
+_SLACK: Final = 0.05
 """Share of the room for ghosts that may be exceeded until a request ends."""
 
 
@@ -119,9 +119,13 @@ class Intake:
         pieces: list[Piece] = []
         trimmed: list[Piece] = []
         at, end = start, start + tokens
+        within, later = 0, None  # a page inside the node and its name: the shadow looks for the same, mostly
         while at < end:
             if not known and ghosts.tokens:
-                known = ghosts.take(name if at == start else record.prefix_hash(at - start)) or []
+                if at > start:
+                    within = at - start
+                    later = record.prefix_hash(within)
+                known = ghosts.take(later if within else name) or []
                 if known and known[0].start != at:  # another prefix, whose name is the same by chance
                     self._censor(known)
                     known = []
@@ -137,7 +141,7 @@ class Intake:
             known = []
         tracked = record.data = Tracked(record, pieces if len(pieces) < 2 else join(pieces), trimmed, name)
         if name in remnants or (before is not None and before.rest is not None):
-            if held := shadow.insert(tracked, before, name):
+            if held := shadow.insert(tracked, before, name, within, later):
                 learner.missed(tracked, held)
         else:
             shadow.tokens += tokens

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Final
 
 __all__ = ["Judge"]
 
 logger = logging.getLogger("costcache")
 
-_STRETCH = 10_000
+_STRETCH: Final = 10_000
 """Requests for which the chance of a false step-in is stated."""
-_HIGH = 0.6
+_HIGH: Final = 0.6
 """The higher of two stakes, as a share of the most that may be lost on a request of mean length."""
-_LOW = 0.1
+_LOW: Final = 0.1
 """The lower one, for small and steady losses."""
-_TOLERANCE = 0.003
+_TOLERANCE: Final = 0.003
 """Share of the tokens asked for that the policy may be behind without any consequence."""
-_LEAST = 50
+_LEAST: Final = 50
 """Requests for which LRU is in force at least."""
 
 

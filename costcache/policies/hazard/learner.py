@@ -8,7 +8,7 @@ that they were not used up to then is all that is known.
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from costcache.policies.hazard.bins import BINS, ENDS, age_bin, bincount_2d, edges
 from costcache.policies.hazard.classes import FAMILIES, SPANS, Classes
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Learner"]
 
-_SHARE = 0.02
+_SHARE: Final = 0.02
 """Share of uses that are followed by another in each bin of age, before anything is seen."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from costcache.policies.hazard.bins import BINS, age_bin, bincount_2d, edges
 from costcache.policies.hazard.hinted import Trust
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL", "Estimate", "LifeTable"]
 
-ALL = -1
+ALL: Final = -1
 """In place of a family: all classes."""
-_SMOOTHINGS = 2
-_ONE_STRETCH = 20.0
+_SMOOTHINGS: Final = 2
+_ONE_STRETCH: Final = 20.0
 """Factor by which a prior weighs more at an age as long as the time watched."""
-_OF_HINT = 1 / 3
+_OF_HINT: Final = 1 / 3
 """Weight of the plain class's curve in that of a hinted one, which is believed by its score besides."""
-_MOST_SHARE = 0.9
+_MOST_SHARE: Final = 0.9
 """Share that is expected at most."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from costcache.orders import VictimOrder
 from costcache.policies.hazard.depths import Depths
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Hazard"]
 
-_TICKS = 16
+_TICKS: Final = 16
 """Rankings while as many requests pass as there are leaves."""
-_SLOWER = 64
+_SLOWER: Final = 64
 """Estimates are renewed when the requests so far have grown by one in so many."""
-_SLOWEST = 10
+_SLOWEST: Final = 10
 """But after so many times the set interval in any case."""
-_SOONEST = 4
+_SOONEST: Final = 4
 """Requests between two estimates at least."""
-_EARLY = 8
+_EARLY: Final = 8
 """Estimates are renewed when the requests since the pool filled have grown by one in so many, at first."""
-_DIRTY = 256
+_DIRTY: Final = 256
 """Leaves that may wait to be ranked while nothing is evicted, lest the first victim wait for all of them."""
-_PENDING = 256
+_PENDING: Final = 256
 """Uses whose work may wait."""
-_LATE = 8
+_LATE: Final = 8
 """Requests for which a ranking that is due may wait for one to end."""
-_AHEAD = 0.35
+_AHEAD: Final = 0.35
 """Share of the time until the next ranking by which the time that leaves are ranked for is ahead of now."""
-_FURTHEST = 3.0
+_FURTHEST: Final = 3.0
 """Requests by which it is ahead at most."""
-_DELETE = Action.DELETE
-_victim = tuple_maker(Victim)
+_DELETE: Final = Action.DELETE
+_victim: Final = tuple_maker(Victim)
 
 
 class Hazard(VictimOrder):

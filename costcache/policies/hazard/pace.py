@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 __all__ = ["Pace"]
 
-_SETTLED = 64
+_SETTLED: Final = 64
 """Requests from which the mean time between requests is known."""
 
 

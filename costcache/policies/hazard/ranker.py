@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from costcache.policies.hazard.history import Cohort, Tracked
 from costcache.policies.hazard.learner import Learner
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Ranker"]
 
-_AT_FIRST = 16
+_AT_FIRST: Final = 16
 """Cohorts that are ranked at once."""
-_FEW = 48
+_FEW: Final = 48
 """Up to so many cohorts are ranked faster one by one than with arrays; beyond, all are ranked at once."""
-_REST = -1
+_REST: Final = -1
 """Row of the entry that stands for all cohorts that are not ranked yet."""
-_SPARE = 1024
+_SPARE: Final = 1024
 """Stale entries that are tolerated, besides as many as there are leaves."""
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import Final
 
 from costcache.policies.hazard.history import Part, Piece, Tracked, Walk
 
 __all__ = ["ShadowLRU"]
 
-_PER_END = 64
+_PER_END: Final = 64
 """Parked walks that are looked at again for each request that ends."""
-_UNLIMITED = 1 << 60
+_UNLIMITED: Final = 1 << 60
 """Tokens for which there is room until it is known."""
-_SPARE = 1024
+_SPARE: Final = 1024
 """Stale entries that are tolerated, besides as many as there are others."""
 
 
@@ -103,13 +104,17 @@ class ShadowLRU:
         self.gained += missed
         self.behind_by -= missed * value
 
-    def insert(self, tracked: Tracked, before: Tracked | None, name: int | None) -> int:
+    def insert(
+        self, tracked: Tracked, before: Tracked | None, name: int | None, within: int, later: int | None
+    ) -> int:
         """Add a new node, of which LRU may hold some tokens already; returns how many it does.
 
         Args:
             tracked: The node.
             before: Its parent, if that is no root.
             name: The node's name, if there are remnants and it has one.
+            within: Tokens of the node before a page whose name is known; 0 if none is.
+            later: The name of that page, if it has one.
         """
         record, held = tracked.record, 0
         tokens = record.tokens
@@ -118,7 +123,7 @@ class ShadowLRU:
             held = self._match(rest, tracked)
         while held < tokens and self.remnants:
             if held:
-                name = record.prefix_hash(held)
+                name = later if held == within else record.prefix_hash(held)
             parts = None if name is None else self.remnants.pop(name, None)
             if parts is None:
                 break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from costcache.policies.hazard.bins import BINS, FIRST, age_bin, edges
 from costcache.policies.hazard.depths import Depths
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Worth"]
 
-_SHORTEST = 2.0 ** -(FIRST + 0.5)
+_SHORTEST: Final = 2.0 ** -(FIRST + 0.5)
 """Age up to which worth is constant, half a step below the first edge. It is constant after the last, too."""
 
 
