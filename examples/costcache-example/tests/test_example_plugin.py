@@ -8,17 +8,31 @@ from typing import Any
 
 import pytest
 from costcache_example import plugin
-from hypothesis import given
-from hypothesis import strategies as st
 
 from costcache import RadixCache
 from costcache.deployment import Deployment
 from costcache.errors import ConfigError, PluginError, SettingsError
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
+from costcache.testing import ArchitectureContract, PolicyContract
 
 LLAMA = ModelSpec.preset("llama-3-8b")
 ACME = LLAMA.model_copy(update={"name": "acme-chat-8b"})
+
+
+class TestWorth(PolicyContract):
+    """What every policy must pass."""
+
+    policy = "worth"
+    plugin = plugin
+
+
+class TestAcme(ArchitectureContract):
+    """What every architecture plugin must pass."""
+
+    plugin = plugin
+    serves = (ACME,)
+    leaves = ("llama-3-8b", "deepseek-v3", "qwen3-next")
 
 
 @pytest.fixture(scope="module")
@@ -116,19 +130,3 @@ def test_it_reads_a_config_that_the_core_refuses(plugins: PluginManager, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps(POOLED))
     assert plugins.resolve(str(tmp_path)).layers == model.layers
     assert plugins.resolve("llama-3-8b") == LLAMA, "all others are the core's"
-
-
-@given(
-    prompts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=30),
-    shortfalls=st.lists(st.integers(1, 30), max_size=8),
-)
-def test_it_never_fails_and_never_frees_too_little(
-    plugins: PluginManager, prompts: list[list[int]], shortfalls: list[int]
-) -> None:
-    cached = cache(plugins)
-    for prompt in prompts:
-        cached.insert(prompt)
-    for shortfall in shortfalls:
-        evictable = cached.evictable
-        assert cached.evict(shortfall).freed == min(shortfall, evictable)
-    assert cached.stats().fallbacks == 0

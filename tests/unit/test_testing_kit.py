@@ -1,0 +1,206 @@
+"""The conformance kit: our own policies pass it, and a policy with one fault fails the test of that fault."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from costcache import KeyedOrder, ModelSpec, NodeRecord, PolicySpec, Victim, VictimOrder
+from costcache.hookspecs import hookimpl
+from costcache.plugins import PluginManager
+from costcache.testing import ArchitectureContract, PolicyContract, stream
+
+OWN = sorted(PluginManager().policies())
+
+
+def contract(name: str, **attributes: Any) -> type[PolicyContract]:
+    return type(f"Test_{name}", (PolicyContract,), {"policy": name, **attributes})
+
+
+# A class for each policy, as an author would write it. Processes start slowly: those of two policies will do.
+for own in OWN:
+    tests: dict[str, Any] = {}
+    if own not in ("hazard", "lru"):
+        tests["test_every_process_gives_the_same_victims"] = None
+    globals()[f"Test_{own}"] = contract(own, **tests)
+
+
+class Good(KeyedOrder):
+    """Evicts the smallest leaf; a policy without a fault."""
+
+    def key(self, record: NodeRecord) -> Any:
+        return (record.tokens, record.recency)
+
+
+class Random(KeyedOrder):
+    """Evicts any leaf."""
+
+    def key(self, record: NodeRecord) -> Any:
+        if record.data is None:
+            return random.random()  # the fault
+        return record.data
+
+
+class Meddling(Good):
+    """Writes to a record."""
+
+    def insert(self, record: NodeRecord) -> None:
+        record.uses += 1
+        super().insert(record)
+
+
+class Scanning(VictimOrder):
+    """Looks at every leaf for each victim."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, NodeRecord] = {}
+
+    def insert(self, record: NodeRecord) -> None:
+        self.nodes[record.serial] = record
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        self.nodes[prefix.serial] = prefix
+
+    def remove(self, record: NodeRecord) -> None:
+        del self.nodes[record.serial]
+
+    def next_victim(self, pool: str) -> Victim | None:
+        best: NodeRecord | None = None
+        for record in self.nodes.values():
+            if record.is_evictable and (best is None or record.recency < best.recency):
+                best = record
+        return None if best is None else Victim(best)
+
+
+class Forgetful(Good):
+    """Loses a leaf whose pin is released."""
+
+    def unlock(self, record: NodeRecord) -> None:
+        pass
+
+
+class Stubborn(Scanning):
+    """Names locked nodes too."""
+
+    def next_victim(self, pool: str) -> Victim | None:
+        leaves = [record for record in self.nodes.values() if record.is_leaf]
+        return Victim(min(leaves, key=lambda record: record.serial)) if leaves else None
+
+
+class Undescribed(BaseModel):
+    """Settings without help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    threshold: int = 3
+
+
+class Careless(BaseModel):
+    """Settings that take anything."""
+
+    threshold: int = Field(3, description="Uses.")
+
+
+class Offer:
+    """A plugin that offers one policy."""
+
+    def __init__(self, make: Callable[[], VictimOrder], summary: str = "For a test.", **spec: Any) -> None:
+        offered = {"tested": PolicySpec(lambda cost, pools, settings: make(), summary, **spec)}
+        self.policies = hookimpl(lambda: offered)
+
+
+def outcome(plugin: object, test: str) -> str:
+    """The message of a test of the contract that fails; empty if it passes."""
+    tested = type("Tested", (PolicyContract,), {"policy": "tested", "plugin": plugin})()
+    run = getattr(tested, test)
+    try:
+        if hasattr(run, "hypothesis"):  # a long stream finds it as well, and need not be shrunk
+            run.hypothesis.inner_test(tested, steps=stream(seed=5))
+        else:
+            run()
+    except (AssertionError, pytest.fail.Exception) as error:
+        return str(error)
+    return ""
+
+
+WATCHED = "test_it_names_unlocked_leaves_and_writes_to_their_data_only"
+SERVED = "test_whatever_happens_it_frees_enough_and_nothing_pinned"
+OFFERED = "test_it_is_offered_with_a_summary_and_default_settings"
+GROWTH = "test_a_victim_takes_about_as_long_among_many_leaves_as_among_few"
+
+TESTS = [
+    name
+    for name in dir(PolicyContract)
+    if name.startswith("test_") and name != "test_every_process_gives_the_same_victims"
+]
+
+
+def test_a_policy_without_a_fault_passes() -> None:
+    assert {test: outcome(Offer(Good), test) for test in TESTS} == dict.fromkeys(TESTS, "")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "test", "says"),
+    [
+        (Offer(Random), "test_equal_streams_give_equal_victims", "unseeded random"),
+        (Offer(Meddling), WATCHED, "changed uses"),
+        (
+            Offer(Scanning),
+            GROWTH,
+            "loop over all",
+        ),
+        (
+            Offer(Forgetful),
+            SERVED,
+            "LRU had to take over",
+        ),
+        (Offer(Forgetful), WATCHED, "named no victim"),
+        (Offer(Stubborn), WATCHED, "which is locked"),
+        (Offer(Good, ""), OFFERED, "summary is empty"),
+        (
+            Offer(Good, settings=Undescribed),
+            OFFERED,
+            "no description",
+        ),
+        (Offer(Good, settings=Careless), "test_a_wrong_setting_is_refused_and_not_ignored", "DID NOT RAISE"),
+    ],
+)
+def test_a_policy_with_one_fault_fails_the_test_of_it(plugin: object, test: str, says: str) -> None:
+    assert says in outcome(plugin, test)
+
+
+class Acme:
+    """An architecture plugin for the models of one name."""
+
+    @hookimpl
+    def match_model(self, model: ModelSpec) -> int | None:
+        return 20 if model.name.startswith("acme-") else None
+
+
+class TestAcme(ArchitectureContract):
+    """The contract of architecture plugins."""
+
+    plugin = Acme()
+    serves = (ModelSpec.preset("llama-3-8b").model_copy(update={"name": "acme-8b"}),)
+    leaves = ("llama-3-8b", "qwen3-next")
+
+
+def test_an_architecture_plugin_that_frees_too_little_is_named() -> None:
+    class Stingy(Acme):
+        @hookimpl
+        def adjust_eviction_count(self, requested: int) -> int:
+            return requested - 1
+
+    tested = type("Tested", (ArchitectureContract,), {"plugin": Stingy(), "serves": TestAcme.serves})()
+    with pytest.raises(AssertionError, match="it may not free less"):
+        tested.test_eviction_hooks_answer_within_their_bounds()
+
+
+def test_the_fixtures_make_small_things(costcache_cache: Any, costcache_trace: Any) -> None:
+    cache = costcache_cache("lru", tokens=50)
+    cache.insert(range(40))
+    assert cache.match_prefix(range(40)).matched_len == 40
+    assert len(costcache_trace("chat", requests=20)) == 20
