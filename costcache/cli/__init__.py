@@ -15,6 +15,8 @@ __all__ = ["cli", "main"]
 COMMANDS = {
     "explain": "Show which classes of nodes a policy kept and evicted in a replay.",
     "models": "List the preset models and the bytes a cached token of each takes.",
+    "new-architecture": "Write an installable distribution with an architecture plugin.",
+    "new-policy": "Write an installable distribution with a policy.",
     "plan": "Show how many tokens a memory budget can cache.",
     "plugins": "List plugins and policies, and plugins that failed to load.",
     "simulate": "Replay a trace under several policies and pool sizes.",
@@ -33,7 +35,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 # as above
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"costcache.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command = getattr(importlib.import_module(f"costcache.cli.{name}"), name)
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 # as above
