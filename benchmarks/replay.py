@@ -60,7 +60,7 @@ def by_pages(trace: Trace, served: Deployment, report: Report, repeats: int) -> 
     for _ in range(repeats):
         simulator = Simulator(trace, MODEL, served)
         run = simulator.run(LRU, one)
-        single.append(run.requests_per_second)
+        single.append(len(trace) / run.seconds)
         served_run = simulator.run(LRU, one, tree=True)
         same = (run.hit_tokens, run.evicted_tokens) == (served_run.hit_tokens, served_run.evicted_tokens)
         check(same, "the hits and evicted tokens of the tree")

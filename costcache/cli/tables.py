@@ -56,6 +56,7 @@ def print_runs(
     say(out, f"{distinct:,} distinct whole pages; an unlimited pool hits {ideal:.2%} of the tokens{also}")
     say(out)
     gaps = [gap_closed(run, runs) for run in runs]
+    timed = any(run.requests_per_second for run in runs)
     last = {run.capacity: run for run in runs}
     table = new_table(
         ">capacity",
@@ -67,7 +68,7 @@ def print_runs(
         ">TTFT\np50",
         ">TTFT\np99",
         ">evicted\ntokens",
-        ">requests\n/s",
+        *([">requests\n/s"] if timed else []),
     )
     for run, gap in zip(runs, gaps, strict=True):
         table.add_row(
@@ -80,7 +81,11 @@ def print_runs(
             _seconds(run.ttft_p50),
             _seconds(run.ttft_p99),
             f"{run.evicted_tokens:,}",
-            f"{run.requests_per_second:,.0f}",
+            *(
+                []
+                if not timed
+                else ["-" if run.requests_per_second is None else f"{run.requests_per_second:,.0f}"]
+            ),
             end_section=run is last[run.capacity],
         )
     show(out, table)

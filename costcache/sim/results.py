@@ -88,7 +88,8 @@ class Run:
         fallbacks: 1 if the policy failed and LRU took over.
         tree: True for a replay through the tree that serves; False for its equivalent page by page.
         seconds: Wall time of the replay, parsing excluded.
-        requests_per_second: Requests over ``seconds``.
+        requests_per_second: Requests over ``seconds``; None for a pass page by page, part of which other runs
+            share: its time is not the policy's own.
         decision_microseconds: Wall time per eviction, mean; None if it was not measured.
     """
 
@@ -117,7 +118,7 @@ class Run:
     fallbacks: int
     tree: bool
     seconds: float
-    requests_per_second: float
+    requests_per_second: float | None
     decision_microseconds: float | None
 
 
@@ -184,7 +185,7 @@ def make_run(
         fallbacks=outcome.fallbacks,
         tree=outcome.tree,
         seconds=outcome.seconds,
-        requests_per_second=len(trace) / outcome.seconds if outcome.seconds else 0.0,
+        requests_per_second=len(trace) / outcome.seconds if outcome.tree and outcome.seconds else None,
         decision_microseconds=(
             None if decisions is None or not outcome.evictions else decisions / outcome.evictions * 1e6
         ),

@@ -112,9 +112,23 @@ def test_every_rerun_prints_the_same_but_for_timing(repo_root: Path, chat: Path)
     for run in detailed["runs"]:
         deciding = run.pop("decision_microseconds")
         assert deciding is None or deciding > 0
-        for name in ("seconds", "requests_per_second"):
-            assert run.pop(name) > 0
+        seconds, rate = run.pop("seconds"), run.pop("requests_per_second")
+        assert seconds > 0
+        assert rate == (pytest.approx(run["requests"] / seconds) if run["tree"] else None)
     assert detailed == plain
+
+
+def test_the_speed_of_a_replay_is_its_own_or_not_printed(chat: Path) -> None:
+    # LRU by pages reads its later capacities off a pass that the second one paid for.
+    shown = answer("simulate", chat, *MODEL, "--policy", "lru,slru,optimum", "--capacity", "5%,10%,20%")
+    rows = [line.split() for line in shown.splitlines() if "ms" in line]
+    speeds = {policy: {row[-1] for row in rows if row[2] == policy} for policy in ("lru", "slru", "optimum")}
+    assert speeds["lru"] == speeds["optimum"] == {"-"}
+    assert "-" not in speeds["slru"]
+    assert (
+        "requests"
+        not in answer("simulate", chat, *MODEL, "--policy", "lru", "--capacity", "5%").split("\n\n")[1]
+    )
 
 
 def test_details_are_a_second_table(chat: Path) -> None:
