@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING
 
-from costcache.report.words import points, seconds, share, size
+from costcache.report.choice import ENOUGH, MATTERS, choose, failed, mean_rate
+from costcache.report.words import listed, points, seconds, share, size
 from costcache.settings import Settings
 
 if TYPE_CHECKING:
+    from costcache.report.choice import Choice
     from costcache.report.material import Material, Replay
 
 __all__ = ["Advice", "advise", "losses"]
 
-_MATTERS = 0.005
-"""Half a point of token hit rate; smaller differences are within the variation from day to day."""
-_ENOUGH = 0.9
-"""Share of an unlimited pool's hits beyond which more memory gains little."""
 _SERVED_PAGE = 64
 """Tokens in the largest page that servers commonly use; larger ones come from the trace's block size."""
 
@@ -48,20 +46,13 @@ class Advice:
 def advise(material: Material) -> Advice:
     """Recommend a policy and a pool size, with the gains and the losses."""
     caveats = _caveats(material)
-    if not material.policies:
-        return Advice(
-            "Nothing to deploy: only policies that know the future were replayed.",
-            ("Replay lru and costcache too.",),
-            "",
-            (),
-            caveats,
-            None,
-        )
-    policy, why = _policy(material)
-    chosen, how_much = _capacity(material, policy)
-    run = chosen.run
+    choice = choose(material)
+    if choice is None:
+        return _nothing(material, caveats)
+    chosen = choice.replay
+    run, policy = chosen.run, chosen.run.policy
     lru = _by_capacity(material, "lru").get(run.capacity)
-    reasons = [why, how_much]
+    reasons = [_pool(material, choice), *_policy(material, choice)]
     if lru is not None and policy != "lru":
         reasons.append(_won(chosen, lru))
     else:
@@ -74,83 +65,86 @@ def advise(material: Material) -> Advice:
         reasons.append(equal)
     pool = material.pool(run)
     named = "lru, SGLang's default policy," if policy == "lru" else policy
+    if choice.ties:
+        named = f"{policy} (tied with {listed([r.run.policy for r in choice.ties])})"
     if material.state_bytes:
         headline = f"Serve with {named} and {size(pool * material.token_bytes)} per GPU for KV and states."
     else:
         headline = f"Serve with {named} and a pool of {pool:,} tokens{_per_gpu(material, pool)}."
     return Advice(
-        headline, tuple(reasons), _command(material, chosen), losses(material, policy), caveats, chosen
+        headline, tuple(reasons), _command(material, chosen), losses(material, choice), caveats, chosen
     )
+
+
+def _nothing(material: Material, caveats: tuple[str, ...]) -> Advice:
+    if material.policies:
+        why = "every policy replayed failed, and was lru from then on"
+    else:
+        why = "only policies that know the future were replayed"
+    return Advice(f"Nothing to deploy: {why}.", ("Replay lru and costcache too.",), "", (), caveats, None)
 
 
 def _by_capacity(material: Material, policy: str) -> dict[str, Replay]:
     return {r.run.capacity: r for r in material.of(policy)}
 
 
-def _choices(material: Material, policy: str) -> list[Replay]:
-    """A policy's replays in limited pools, smallest first; the unlimited one if there is no other."""
-    replays = material.of(policy)
-    return [r for r in replays if r.run.capacity_tokens is not None] or replays
-
-
-def _policy(material: Material) -> tuple[str, str]:
-    """The policy with the best mean hit rate, or the simplest within half a point of it; and why."""
-    # A policy that failed was lru from then on, so it is not recommended.
-    failed = {r.run.policy for r in material.replays if r.run.fallbacks}
-    names = [name for name in material.policies if name not in failed] or material.policies
-    means = {name: fmean(r.run.token_hit_rate for r in _choices(material, name)) for name in names}
-    best = max(names, key=lambda name: means[name])
-    alike = [name for name in names if means[best] - means[name] < _MATTERS]
-    if len(names) == 1:
-        return best, f"{best} is the only policy replayed: replay others to see whether one beats it."
-    if "lru" in alike:
-        others = [name for name in names if name != "lru"]
-        return "lru", (
-            f"No other policy replayed ({', '.join(others)}) beats LRU's token hit rate by half a point on "
-            "average over the pool sizes: keep it."
+def _pool(material: Material, choice: Choice) -> str:
+    """Why this pool size."""
+    run, ceiling = choice.replay.run, material.ceiling
+    if not ceiling:
+        return "No prompt shares a whole page of prefix with an earlier one: a cache of any size never hits."
+    # Only the capacities that could be chosen: no unlimited one beside limited ones.
+    limited = run.capacity_tokens is not None
+    mine = [r for r in material.of(run.policy) if (r.run.capacity_tokens is not None) == limited]
+    found = share(run.token_hit_rate / ceiling, 0)
+    if len(mine) == 1:
+        return (
+            f"Only the pool of {run.capacity} was replayed; {run.policy} gets {found} of the hits of an "
+            "unlimited pool there. Replay larger and smaller ones to see what memory is worth."
         )
-    chosen = "costcache" if "costcache" in alike else best
-    ties = [name for name in alike if name != chosen]
-    lru = f", lru {share(means['lru'])}" if "lru" in means else ""
-    standing = "the best token hit rate" if chosen == best else "one of the best token hit rates"
-    also = f" {' and '.join(ties)} {'is' if len(ties) == 1 else 'are'} within half a point." if ties else ""
-    return chosen, (
-        f"Of the {len(names)} policies replayed, {chosen} has {standing} on average over the pool "
-        f"sizes: {share(means[chosen])}{lru}.{also}"
+    if choice.enough:
+        return (
+            f"The pool of {run.capacity} is the smallest one replayed at which a policy gets at least "
+            f"{share(ENOUGH, 0)} of the hits of an unlimited pool ({share(ceiling)} of the prompt tokens); "
+            f"{run.policy} gets {found}."
+        )
+    before = mine[-2].run
+    gain = run.token_hit_rate - before.token_hit_rate
+    return (
+        f"Use as much memory as you can: at the largest pool replayed, {run.capacity}, {run.policy} gets "
+        f"{found} of the hits of an unlimited pool ({points(gain)} of token hit rate over the pool of "
+        f"{before.capacity})."
     )
 
 
-def _capacity(material: Material, policy: str) -> tuple[Replay, str]:
-    """The smallest pool with nearly all the hits of an unlimited one, else the largest; and why."""
-    replays = _choices(material, policy)
-    ceiling = material.ceiling
-    enough = [r for r in replays if r.run.token_hit_rate >= _ENOUGH * ceiling]
-    chosen = (enough or replays)[0 if enough else -1]
-    found = chosen.run.token_hit_rate / ceiling if ceiling else 0.0
-    if not ceiling:
-        nothing = (
-            "No prompt shares a whole page of prefix with an earlier one: a cache of any size never hits."
-        )
-        return replays[0], nothing
-    if enough:
-        text = (
-            f"The pool of {chosen.run.capacity} is the smallest one replayed that gets at least "
-            f"{share(_ENOUGH, 0)} of the hits of an unlimited pool ({share(ceiling)} of the prompt tokens)."
-        )
-    elif len(replays) > 1:
-        before = replays[-2]
-        gain = chosen.run.token_hit_rate - before.run.token_hit_rate
-        text = (
-            f"Use as much memory as you can: the largest pool replayed, {chosen.run.capacity}, gets "
-            f"{share(found, 0)} of the hits of an unlimited pool ({points(gain)} of token hit rate over "
-            f"the pool of {before.run.capacity})."
-        )
-    else:
-        text = (
-            f"Only the pool of {chosen.run.capacity} was replayed; it gets {share(found, 0)} of the hits of "
-            "an unlimited pool. Replay larger and smaller ones to see what memory is worth."
-        )
-    return chosen, text
+def _policy(material: Material, choice: Choice) -> list[str]:
+    """Why this policy, and how all that are tied with it or behind it do at the pool."""
+    run = choice.replay.run
+    rate = f"{run.policy} ({share(run.token_hit_rate, 2)})"
+    if not choice.rivals:
+        return [f"{run.policy} is the only policy replayed: replay others to see whether one beats it."]
+    behind = [r for r in choice.rivals if r not in choice.ties]
+    others = f" Behind: {_rates(behind)}." if behind else ""
+    if not choice.ties:
+        return [
+            f"At that pool, {rate} has the best token hit rate of {len(choice.rivals) + 1} policies.{others}"
+        ]
+    text = (
+        f"At that pool, {_rates(choice.ties)} {'is' if len(choice.ties) == 1 else 'are'} tied with {rate}: "
+        "within half a point of the best token hit rate, another day's traffic may reverse the order."
+        f"{others}"
+    )
+    if run.policy == "lru":
+        return [text, "No policy beats LRU by half a point there: keep it, since it needs no change."]
+    means = [mean_rate(material, r.run.policy) for r in choice.ties]
+    mine = mean_rate(material, run.policy)
+    if len(material.capacities) > 1 and mine > max(means):
+        return [text, f"Of these, {run.policy} has the best mean over the pool sizes: {share(mine, 2)}."]
+    return [text]
+
+
+def _rates(replays: Sequence[Replay]) -> str:
+    return listed([f"{r.run.policy} ({share(r.run.token_hit_rate, 2)})" for r in replays])
 
 
 def _won(chosen: Replay, lru: Replay) -> str:
@@ -177,7 +171,7 @@ def _lru_memory(material: Material, chosen: Replay) -> str:
         return ""
     pool = material.pool(chosen.run)
     at = [rate for tokens, rate in material.lru if tokens <= pool]
-    if not at or chosen.run.token_hit_rate - at[-1] < _MATTERS:
+    if not at or chosen.run.token_hit_rate - at[-1] < MATTERS:
         return ""
     needed = next((tokens for tokens, rate in material.lru if rate >= chosen.run.token_hit_rate), None)
     if needed is None:
@@ -188,9 +182,14 @@ def _lru_memory(material: Material, chosen: Replay) -> str:
     )
 
 
-def losses(material: Material, policy: str) -> tuple[str, ...]:
-    """Return where a policy is worse than LRU, or clearly worse than the best policy replayed."""
+def losses(material: Material, choice: Choice) -> tuple[str, ...]:
+    """Return where the chosen policy is worse than LRU or than another policy.
+
+    At the chosen pool every policy that is ahead is named, elsewhere the best one if the difference matters.
+    """
+    policy, chosen = choice.replay.run.policy, choice.replay
     lru = _by_capacity(material, "lru")
+    broken = failed(material)
     lost = []
     for capacity, _ in material.capacities:
         mine, base = _by_capacity(material, policy).get(capacity), lru.get(capacity)
@@ -208,15 +207,47 @@ def losses(material: Material, policy: str) -> tuple[str, ...]:
         mine = _by_capacity(material, policy).get(capacity)
         if mine is None:
             continue
-        top = max(material.at(capacity), key=lambda r: r.run.token_hit_rate)
-        margin = top.run.token_hit_rate - mine.run.token_hit_rate
-        if margin >= _MATTERS:
-            lost.append(f"At {capacity}, {top.run.policy} is better by {points(margin)[1:]}.")
+        if mine is chosen:
+            lost += _behind(choice)
+            continue
+        rivals = [r for r in material.at(capacity) if r.run.policy not in broken]
+        top = max(rivals, key=lambda r: r.run.token_hit_rate)
+        if top.run.token_hit_rate - mine.run.token_hit_rate >= MATTERS:
+            lost.append(f"At {capacity}, {top.run.policy} is better by {_lead(top, mine)}.")
     if policy != "lru" and not lru:
         lost.append("LRU was not replayed, so the gain over it is unknown: add lru to --policy.")
     elif policy != "lru" and not lost:
         lost.append("Nowhere at the pool sizes replayed.")
     return tuple(lost)
+
+
+def _behind(choice: Choice) -> list[str]:
+    """What is better than the chosen policy at its own pool, by any figure."""
+    mine, run = choice.replay, choice.replay.run
+    lost = [
+        f"At {run.capacity}, the pool advised, {r.run.policy} is ahead by {_lead(r, mine)}, which is a tie."
+        for r in choice.ahead
+    ]
+    if not choice.rivals:
+        return lost
+    saver = max(choice.rivals, key=lambda r: r.run.flops_saved_rate)
+    if saver.run.flops_saved_rate - run.flops_saved_rate >= MATTERS:
+        lost.append(
+            f"At {run.capacity}, {saver.run.policy} saves more of the prefill compute: "
+            f"{share(saver.run.flops_saved_rate)} instead of {share(run.flops_saved_rate)}."
+        )
+    faster = min(choice.rivals, key=lambda r: r.run.ttft_mean)
+    if faster.run.ttft_mean < run.ttft_mean * 0.99:
+        lost.append(
+            f"At {run.capacity} the mean time to first token is shorter under {faster.run.policy}: "
+            f"{seconds(faster.run.ttft_mean)} instead of {seconds(run.ttft_mean)}."
+        )
+    return lost
+
+
+def _lead(better: Replay, worse: Replay) -> str:
+    lead = better.run.token_hit_rate - worse.run.token_hit_rate
+    return points(lead)[1:] if lead >= 0.0005 else "less than 0.1 points"
 
 
 def _caveats(material: Material) -> tuple[str, ...]:
@@ -228,6 +259,11 @@ def _caveats(material: Material) -> tuple[str, ...]:
         else "Requests were replayed one at a time, without queueing and without the memory that running "
         "requests reserve: a server needs a larger pool for the same hits, and its times are longer."
     )
+    broken = failed(material)
+
+    def usable(replay: Replay) -> list[Replay]:
+        return [r for r in material.at(replay.run.capacity) if r.run.policy not in broken]
+
     caveats = [
         (
             "This is one trace. Another day's or another application's traffic can reverse the order of the "
@@ -236,6 +272,16 @@ def _caveats(material: Material) -> tuple[str, ...]:
         mode,
         f"Times to first token are estimated, not measured: {material.prefill}.",
     ]
+    for policy in broken:
+        ahead = [
+            r.run.capacity
+            for r in material.of(policy)
+            if r.run.token_hit_rate > max((o.run.token_hit_rate for o in usable(r)), default=0.0)
+        ]
+        caveats.append(
+            f"{policy} failed in a replay, and lru took over there: its figures are not its own, and it is "
+            f"not advised{', though they are ahead at ' + listed(ahead) if ahead else ''}."
+        )
     if any(r.run.oversized_requests for r in material.replays):
         caveats.append(
             "Some requests are longer than the smallest pool, which caches only what fits. A server with "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costcache._version import __version__
 from costcache.settings import Settings
 from costcache.sim.engine import OFFLINE
 from costcache.sim.results import Run, gap_closed
@@ -80,6 +81,9 @@ class Material:
     """All figures of a report.
 
     Attributes:
+        version: Version of costcache.
+        command: The command line that made the report; empty if none did.
+        seed: Seed of the arrivals.
         trace: Name of the trace.
         model: Name of the model.
         requests: Requests in the trace.
@@ -102,6 +106,9 @@ class Material:
         bins: The time bins.
     """
 
+    version: str
+    command: str
+    seed: int
     trace: str
     model: str
     requests: int
@@ -147,6 +154,8 @@ def gather(
     cells: Sequence[Cell],
     outcomes: Sequence[Outcome],
     *,
+    command: str = "",
+    seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Material:
     """Gather the figures of a report.
@@ -158,6 +167,8 @@ def gather(
         simulator: The trace, prepared.
         cells: The replays.
         outcomes: Their outcomes, in the same order.
+        command: The command line, for the page.
+        seed: Seed of the arrivals, for the page.
         progress: Called now and then with the number of requests done since the last call.
     """
     trace, warmup, page = simulator.trace, simulator.warmup, simulator.keys.page_size
@@ -197,6 +208,9 @@ def gather(
     ]
     token = simulator.cost.token
     return Material(
+        version=__version__,
+        command=command,
+        seed=seed,
         trace=trace.name,
         model=simulator.cost.spec.name,
         requests=len(trace),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["count", "points", "seconds", "share", "size"]
+from collections.abc import Sequence
+
+__all__ = ["count", "listed", "points", "seconds", "share", "size"]
 
 
 def size(amount: float) -> str:
@@ -35,3 +37,8 @@ def points(difference: float) -> str:
 def seconds(value: float) -> str:
     """A time in milliseconds, or in seconds from one second up."""
     return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a list in a sentence: "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
