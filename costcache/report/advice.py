@@ -139,7 +139,10 @@ def _policy(material: Material, choice: Choice) -> list[str]:
     means = [mean_rate(material, r.run.policy) for r in choice.ties]
     mine = mean_rate(material, run.policy)
     if len(material.capacities) > 1 and mine > max(means):
-        return [text, f"Of these, {run.policy} has the best mean over the pool sizes: {share(mine, 2)}."]
+        return [
+            text,
+            f"Of these, {run.policy} is advised for the best mean over the pool sizes: {share(mine, 2)}.",
+        ]
     return [text]
 
 

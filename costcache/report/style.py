@@ -1,34 +1,63 @@
-"""Colours, dashes and markers of policies, the same in every chart."""
+"""Colours, dashes and markers of policies, the same in every chart, on a light and on a dark page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["GRID", "INK", "MUTED", "Style", "styles"]
+__all__ = ["COLORS", "DARK", "DARK_COLORS", "GRID", "INK", "LIGHT", "MUTED", "Style", "styles"]
 
-INK = "#1f2328"
-MUTED = "#6b7280"
-GRID = "#e5e7eb"
+LIGHT = {
+    "page": "#f6f7f9",
+    "card": "#ffffff",
+    "code": "#f3f4f6",
+    "line": "#d8dce2",
+    "edge": "#6b7280",
+    "ink": "#1f2328",
+    "muted": "#4b5563",
+    "accent": "#0969a8",
+    "lru": "#7d8590",
+}
+"""Colours of a light page by name, which is that of a CSS variable."""
+DARK = {
+    "page": "#0d1117",
+    "card": "#161b22",
+    "code": "#0d1117",
+    "line": "#30363d",
+    "edge": "#8b949e",
+    "ink": "#e6edf3",
+    "muted": "#a5afba",
+    "accent": "#58a6ff",
+    "lru": "#8b949e",
+}
+"""The same of a dark page."""
+INK, MUTED, GRID = LIGHT["ink"], LIGHT["edge"], "#e5e7eb"
 
-# Okabe and Ito's palette, distinct to all kinds of colour vision, without its yellow, which is faint on
-# white.
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4f2c")
+# After Okabe and Ito's palette, which all kinds of colour vision tell apart; each has a contrast of 3:1 or
+# more with its page.
+COLORS = ("#0072b2", "#c24e00", "#007d5a", "#b25590", "#9a6700", "#6e56cf", "#7b4f2c")
+DARK_COLORS = ("#4ea8de", "#ff8c42", "#2fbf9a", "#e58cc3", "#e3b341", "#b5a3ff", "#c9986b")
 # Five and seven are coprime: a pair of colour and dash repeats only after 35 policies.
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "pentagon")
-_PATTERNS = ("", "/", ".", "x", "-")
-_LRU = "#9ca3af"
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The look of one policy, by plotly's names."""
+    """The look of one policy.
 
+    Attributes:
+        name: Name of its colour, ``lru`` or ``c`` and its place in :data:`COLORS`.
+        color: Its colour on a light page.
+        dash: Name of its dashes.
+        symbol: Name of its markers.
+        width: Width of its lines in pixels.
+    """
+
+    name: str
     color: str
     dash: str
     symbol: str
-    pattern: str
     width: float
 
 
@@ -40,13 +69,10 @@ def styles(policies: Sequence[str]) -> dict[str, Style]:
     found = {}
     others = [name for name in policies if name != "lru"]
     if len(others) < len(policies):
-        found["lru"] = Style(_LRU, "solid", "circle", "", 5.0)
+        found["lru"] = Style("lru", LIGHT["lru"], "solid", "circle", 5.0)
     for at, name in enumerate(others):
+        color = at % len(COLORS)
         found[name] = Style(
-            _COLORS[at % len(_COLORS)],
-            _DASHES[at % len(_DASHES)],
-            _SYMBOLS[at % len(_SYMBOLS)],
-            _PATTERNS[at // len(_COLORS) % len(_PATTERNS)],
-            2.5,
+            f"c{color}", COLORS[color], _DASHES[at % len(_DASHES)], _SYMBOLS[at % len(_SYMBOLS)], 2.5
         )
     return found
