@@ -51,7 +51,7 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.program: $(VENV)/.python $(PYPROJECTS)
-	$(EDIT) $(BIN)/pip install --quiet -e '.[report]' $(EDITABLE)
+	$(EDIT) $(BIN)/pip install --quiet -e . $(EDITABLE)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.python $(PYPROJECTS) Makefile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ from costcache.cli.from_models import model_options
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 
-__all__ = ["deployment_options", "json_option", "model_option", "split_commas"]
+__all__ = ["command_line", "deployment_options", "json_option", "model_option", "split_commas"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,6 +40,30 @@ def deployment_options(*fields: str) -> Callable[[F], F]:
     return model_options(
         Deployment, "deployment", *fields, "kv_dtype", "tp", "dp_attention", "pp", dp_attention=dp_attention
     )
+
+
+def command_line(*left_out: str) -> str:
+    """Return the command line of the running command, from what was given on it.
+
+    Args:
+        left_out: Names of parameters to leave out.
+    """
+    context = click.get_current_context()
+    words = ["costcache", *context.command_path.split()[1:]]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if name in left_out or source is not click.core.ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[name]
+        if not isinstance(parameter, click.Option):
+            words.append(str(value))
+        elif parameter.is_flag:
+            words.append((parameter.opts if value else parameter.secondary_opts)[0])
+        else:
+            for each in value if parameter.multiple else (value,):
+                words += [parameter.opts[0], str(each)]
+    return shlex.join(words)
 
 
 def split_commas(values: tuple[str, ...], option: str) -> list[str]:

@@ -10,7 +10,7 @@ import click
 from pydantic import Field
 
 from costcache.cli.from_models import Options, model_options
-from costcache.cli.options import json_option, model_option, split_commas
+from costcache.cli.options import command_line, json_option, model_option, split_commas
 from costcache.cli.output import console, echo_json, say
 from costcache.cli.progress import Task, progress_display
 from costcache.cli.replaying import (
@@ -171,7 +171,7 @@ def simulate(
         task.done()
         runs = [cell.figures(simulator, outcome) for cell, outcome in zip(cells, found, strict=True)]
         if options.report or options.plot:
-            _write_reports(bar, simulator, cells, found, options)
+            _write_reports(bar, simulator, cells, found, options, reading.seed)
     ideal = trace.ideal_hit_rate(page_size)
     with_outputs = ideal_with_outputs(trace, page_size) if options.serving and server.outputs else None
     if as_json:
@@ -214,11 +214,14 @@ def _write_reports(
     cells: list[Cell],
     found: list[Outcome],
     options: SimulateOptions,
+    seed: int,
 ) -> None:
     from costcache.report import gather, write_plot, write_report
 
     task = Task(bar, "replays of the report")
-    material = gather(simulator, cells, found, progress=task.by)
+    # What changes no figure is left out, so that equal figures give equal pages.
+    command = command_line("report", "plot", "as_json", "details", "jobs", "ray") + " --report report.html"
+    material = gather(simulator, cells, found, command=command, seed=seed, progress=task.by)
     task.done()
     if options.report is not None:
         write_report(material, options.report)

@@ -12,9 +12,6 @@ from costcache.files import open_whole
 
 __all__ = ["check_distinct", "check_folder", "check_outputs", "write_whole"]
 
-_NEEDS = {"--report": ("plotly", "report"), "--plot": ("matplotlib", "plot")}
-"""Package and extra of each option."""
-
 
 def check_outputs(*, report: Path | None = None, plot: Path | None = None) -> None:
     """Check before the replays that a report and a plot can be written.
@@ -24,15 +21,14 @@ def check_outputs(*, report: Path | None = None, plot: Path | None = None) -> No
         plot: File for the plot; None for no plot.
 
     Raises:
-        SettingsError: If a folder does not exist, or a required package is not installed.
+        SettingsError: If a folder does not exist, or matplotlib, which draws the plot, is not installed.
     """
     for option, path in (("--report", report), ("--plot", plot)):
         if path is None:
             continue
-        package, extra = _NEEDS[option]
-        if importlib.util.find_spec(package) is None:
+        if option == "--plot" and importlib.util.find_spec("matplotlib") is None:
             raise SettingsError(
-                f"{option} {path} needs {package}, which is not installed: pip install 'costcache[{extra}]'"
+                f"{option} {path} needs matplotlib, which is not installed: pip install 'costcache[plot]'"
             )
         check_folder(option, path)
 

@@ -65,6 +65,7 @@ tbody th[scope=row] { font-weight: 400; }
 tr.advised th, tr.advised td { font-weight: 600; background: var(--code); }
 .scroll { overflow-x: auto; }
 .figures td, .figures tbody th { white-space: nowrap; }
+.figures tbody th[scope=row] { white-space: normal; max-width: 180px; }
 .figures thead th + th { text-align: right; overflow-wrap: normal; }
 .figures tr > th:first-child { position: sticky; left: 0; }
 .figures tbody th[scope=row] { background: var(--card); }
@@ -103,7 +104,7 @@ SHOWN
   .drawn col:nth-child(1) { width: 30%; }
   .drawn col:nth-child(2) { width: 24%; }
   th, td { padding: 5px 5px; }
-  .figures tbody th[scope=row] { white-space: normal; max-width: 120px; }
+  .figures tbody th[scope=row] { max-width: 120px; }
 }
 @media print { section { break-inside: avoid; } }
 """

@@ -6,7 +6,7 @@ keeps its size. Colours are the page's CSS classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
@@ -145,13 +145,14 @@ def legend(lines: Sequence[Line]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def box(style: Style, axis: Axis, five: Sequence[float]) -> str:
+def box(style: Style, axis: Axis, five: Sequence[float], words: Callable[[float], str]) -> str:
     """A box with whiskers, from the percentiles 5, 25, 50, 75 and 95."""
     low, first, middle, third, high = (axis.place(value) for value in five)
     grid = "".join(f'<line class="grid" x1="{p}" x2="{p}" y2="100%"/>' for p in _ticks(axis))
+    said = "box from {1} to {3}, whiskers from {0} to {4}, median {2}".format(*map(words, five))
     span = f'x="{_percent(first)}" width="{_percent(third - first)}"'
     return (
-        f'<svg class="box" aria-hidden="true">{grid}'
+        f'<svg class="box" role="img" aria-label="{escape(said)}">{grid}'
         f'<line class="{style.name}" stroke-width="1.5" x1="{_percent(low)}" x2="{_percent(high)}" '
         'y1="50%" y2="50%"/>'
         f'<rect class="mark {style.name}" {span} y="20%" height="60%"/>'

@@ -66,7 +66,7 @@ def boxes(material: Material, pools: Sequence[str]) -> str:
             [
                 f'{_row(r)}<td class="number">{seconds(r.ttft[2])}'
                 f"<small>{seconds(r.ttft[0])} to {seconds(r.ttft[4])}</small></td>"
-                f"<td>{box(look[r.run.policy], axis, r.ttft)}</td></tr>"
+                f"<td>{box(look[r.run.policy], axis, r.ttft, seconds)}</td></tr>"
                 for r in material.at(name)
             ],
         )

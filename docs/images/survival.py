@@ -2,7 +2,7 @@
 
     python docs/images/survival.py
 
-Needs matplotlib (the extra ``report``), and the traces in $COSTCACHE_TRACES or ../shared/traces.
+Needs matplotlib (the extra ``plot``), and the traces in $COSTCACHE_TRACES or ../shared/traces.
 """
 
 from __future__ import annotations
