@@ -83,7 +83,7 @@ def hit_rates(material: Material, advice: Advice) -> Chart:
 def first_token_axis(material: Material) -> Axis:
     """An axis for the boxes of all replays."""
     times = [time for r in material.replays if r.online for time in r.ttft]
-    return log("Time to first token", min(times), max(times), seconds)
+    return log("Time to first token", min(times), max(times), _brief)
 
 
 def first_token_curve(material: Material, capacity: str) -> Chart:
@@ -100,7 +100,7 @@ def first_token_curve(material: Material, capacity: str) -> Chart:
         f"Share of requests with a first token by a given time, at {capacity}",
         f"Half of the requests have their first token after: "
         f"{ranked(replays, lambda r: -r.ttft_curve[50], lambda value: seconds(-value))}.",
-        log("Time to first token", min(times), max(times), seconds),
+        log("Time to first token", min(times), max(times), _brief),
         linear("Requests with a first token", 1.0, lambda value: f"{value:.0%}"),
         lines,
     )
@@ -147,6 +147,11 @@ def ranked(replays: Sequence[Replay], value: Callable[[Replay], float], words: C
     if len(said) > _MOST_NAMES:
         said = [*said[: _MOST_NAMES - 2], f"{len(said) - _MOST_NAMES + 1} others", said[-1]]
     return listed(said)
+
+
+def _brief(value: float) -> str:
+    """A time on an axis, which is round."""
+    return f"{value * 1e3:g} ms" if value < 1 else f"{value:g} s"
 
 
 def _rate(value: float) -> str:

@@ -30,7 +30,7 @@ _SYMBOLS = {
     "pentagon": "M0-5.5L5.2-1.7L3.2 4.4h-6.4L-5.2-1.7z",
     "star": "M0-6.5L1.7-2.1L6.2-2L2.7 .9L3.9 5.3L0 2.8L-3.9 5.3L-2.7 .9L-6.2-2L-1.7-2.1z",
 }
-_MOST_LABELS = 5
+_MOST_LABELS = 4
 """Most labels of a horizontal axis on a narrow screen."""
 _GRAIN = 1000
 """Places of a line along each axis: finer than a screen shows, and the same on every machine."""
@@ -161,9 +161,11 @@ def box(style: Style, axis: Axis, five: Sequence[float], words: Callable[[float]
 
 
 def scale(axis: Axis) -> str:
-    """The labels of a horizontal axis alone."""
+    """The labels of a horizontal axis alone; on a narrow screen those at its ends."""
+    ends = (0, len(axis.ticks) - 1)
     labels = "".join(
-        f'<text{_kind(nth, 2 * len(axis.ticks))} x="{at}" y="14" text-anchor="middle">{escape(label)}</text>'
+        f'<text class="{"" if nth in ends else "wide"}" x="{at}" y="14" text-anchor="middle">'
+        f"{escape(label)}</text>"
         for nth, (at, (_, label)) in enumerate(zip(_ticks(axis), axis.ticks, strict=True))
     )
     return f'<svg class="scale" aria-hidden="true">{labels}</svg>'
