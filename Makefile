@@ -4,6 +4,7 @@
 #   make test    check format, lint, types and import contracts, and run the tests
 #   make test-sglang  run the adapter's tests, on real SGLang classes and Engines on the CPU
 #   make test-vllm  run the adapter's tests, on real vLLM classes and a real engine on the CPU
+#   make test-report  run the tests of the report in a headless Chromium, if one is installed
 #   make compiled   build the package with its core compiled, in build/compiled
 #   make test-compiled  run the tests of the core and of the adapter on the compiled package
 #   make dist    build wheels and sdists of the four distributions in dist/
@@ -40,9 +41,9 @@ SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),157783680
 export SOURCE_DATE_EPOCH
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-sglang test-vllm compiled test-compiled lint format dist bench clean
+.PHONY: help demo test test-sglang test-vllm test-report compiled test-compiled lint format dist bench clean
 help:
-	@sed -n '3,11s/^# *//p' Makefile
+	@sed -n '3,12s/^# *//p' Makefile
 
 # Stamp files, each building on the one before: an interpreter, the program, the developers' tools.
 $(VENV)/.python:
@@ -80,7 +81,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format
 
 test: lint
-	HYPOTHESIS_PROFILE=ci $(BIN)/pytest $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=ci $(BIN)/pytest --ignore=tests/browser $(PYTEST_ARGS)
 
 # SGLang pins CUDA builds of its dependencies; its tree, pools and CPU Engine need only those listed here.
 $(SGLANG_VENV)/.sglang: pyproject.toml tests/sglang/requirements.txt Makefile
@@ -120,6 +121,10 @@ test-vllm: $(VLLM_VENV)/.vllm $(VLLM_CPU_VENV)/.vllm
 	engines=$$!; status=0; \
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m "not engine" $(PYTEST_ARGS) || status=1; \
 	wait $$engines || status=1; cat build/vllm-engine-tests.log; exit $$status
+
+# These need a browser beside Python; they are skipped, with the reason, where there is none.
+test-report: $(VENV)/.dev
+	$(BIN)/pytest tests/browser -p no:cacheprovider $(PYTEST_ARGS)
 
 # In a folder of its own, the compiled package shadows the plain one wherever PYTHONPATH names that folder,
 # but not under "python -m", which puts the current folder before both.

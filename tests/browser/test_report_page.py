@@ -15,6 +15,12 @@ from costcache.sim.traces import write_trace
 from costcache.sim.workloads import generate, workload_settings
 from tests.materials import material_from
 
+NEEDS = "needs {}, which is in the extra 'dev'"
+pytest.importorskip("playwright.sync_api", reason=NEEDS.format("playwright"))
+axe = pytest.importorskip(
+    "axe_playwright_python.sync_playwright", reason=NEEDS.format("axe-playwright-python")
+)
+
 WIDTHS = (320, 420, 1400)
 SCHEMES = ("light", "dark")
 OPTIONS = {
@@ -104,10 +110,6 @@ def test_a_page_fits_its_screen(opened: Callable[..., Any], name: str, width: in
 )
 def test_axe_finds_no_fault(opened: Callable[..., Any], name: str, width: int, scheme: str) -> None:
     """Contrast, names of controls, order of headings, landmarks, tables, and all other rules of axe-core."""
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright",
-        reason="needs axe-playwright-python: make test-report installs it",
-    )
     page = opened(name, width=width, scheme=scheme, bypass_csp=True)  # the page lets no script in
     for closed in page.locator("summary:visible").all():
         closed.click()
