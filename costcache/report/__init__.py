@@ -1,7 +1,8 @@
 """Reports of a simulation: a self-contained HTML page, and a plot.
 
 :mod:`~costcache.report.material` gathers the figures, :mod:`~costcache.report.advice` recommends a policy and
-a pool size, :mod:`~costcache.report.charts` draws charts, :mod:`~costcache.report.page` assembles the page.
+a pool size, :mod:`~costcache.report.charts` says what the charts show, and :mod:`~costcache.report.page`
+assembles the page.
 """
 
 from __future__ import annotations
