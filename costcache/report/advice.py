@@ -63,6 +63,7 @@ def advise(material: Material) -> Advice:
     equal = _lru_memory(material, chosen)
     if equal:
         reasons.append(equal)
+    reasons += _failed(material)
     pool = material.pool(run)
     named = "lru, SGLang's default policy," if policy == "lru" else policy
     if choice.ties:
@@ -81,7 +82,8 @@ def _nothing(material: Material, caveats: tuple[str, ...]) -> Advice:
         why = "every policy replayed failed, and was lru from then on"
     else:
         why = "only policies that know the future were replayed"
-    return Advice(f"Nothing to deploy: {why}.", ("Replay lru and costcache too.",), "", (), caveats, None)
+    reasons = ("Replay lru and costcache too.", *_failed(material))
+    return Advice(f"Nothing to deploy: {why}.", reasons, "", (), caveats, None)
 
 
 def _by_capacity(material: Material, policy: str) -> dict[str, Replay]:
@@ -148,6 +150,28 @@ def _policy(material: Material, choice: Choice) -> list[str]:
 
 def _rates(replays: Sequence[Replay]) -> str:
     return listed([f"{r.run.policy} ({share(r.run.token_hit_rate, 2)})" for r in replays])
+
+
+def _failed(material: Material) -> list[str]:
+    """Which policies are not advised because they failed, and where their figures are ahead all the same."""
+    broken = failed(material)
+    said = []
+    for policy in broken:
+        ahead = [
+            r.run.capacity
+            for r in material.of(policy)
+            if all(
+                r.run.token_hit_rate > other.run.token_hit_rate
+                for other in material.at(r.run.capacity)
+                if other.run.policy not in broken
+            )
+        ]
+        leading = f", though its figures are ahead at {listed(ahead)}" if ahead else ""
+        said.append(
+            f"{policy} failed in a replay, and lru took over there: it is not advised{leading}, since its "
+            "figures are not its own."
+        )
+    return said
 
 
 def _won(chosen: Replay, lru: Replay) -> str:
@@ -262,11 +286,6 @@ def _caveats(material: Material) -> tuple[str, ...]:
         else "Requests were replayed one at a time, without queueing and without the memory that running "
         "requests reserve: a server needs a larger pool for the same hits, and its times are longer."
     )
-    broken = failed(material)
-
-    def usable(replay: Replay) -> list[Replay]:
-        return [r for r in material.at(replay.run.capacity) if r.run.policy not in broken]
-
     caveats = [
         (
             "This is one trace. Another day's or another application's traffic can reverse the order of the "
@@ -275,16 +294,6 @@ def _caveats(material: Material) -> tuple[str, ...]:
         mode,
         f"Times to first token are estimated, not measured: {material.prefill}.",
     ]
-    for policy in broken:
-        ahead = [
-            r.run.capacity
-            for r in material.of(policy)
-            if r.run.token_hit_rate > max((o.run.token_hit_rate for o in usable(r)), default=0.0)
-        ]
-        caveats.append(
-            f"{policy} failed in a replay, and lru took over there: its figures are not its own, and it is "
-            f"not advised{', though they are ahead at ' + listed(ahead) if ahead else ''}."
-        )
     if any(r.run.oversized_requests for r in material.replays):
         caveats.append(
             "Some requests are longer than the smallest pool, which caches only what fits. A server with "

@@ -48,15 +48,20 @@ def linear(title: str, high: float, words: Callable[[float], str], *, exact: boo
 
 
 def log(title: str, low: float, high: float, words: Callable[[float], str]) -> Axis:
-    """A logarithmic axis with ticks at 1, 2 and 5 times each power of ten; linear from a low of 0."""
+    """A logarithmic axis with round ticks, as many as it has room for; linear from a low of 0."""
     if low <= 0:  # zero has no logarithm
         return linear(title, high, words)
     if high < low * 1.5:
         low, high = low / 1.5, high * 1.5
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 2, 5), (1, 3), (1,)):
+    for steps, most in (
+        ((1, 1.5, 2, 3, 4, 6, 8), 6),
+        ((1, 2, 5), _MOST_TICKS),
+        ((1, 3), _MOST_TICKS),
+        ((1,), 0),
+    ):
         ticks = [float(f"{step}e{power}") for power in powers for step in steps]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) <= _MOST_TICKS:
+        if len(ticks) <= most:
             break
     return Axis(title, low, high, True, tuple((tick, words(tick)) for tick in ticks))

@@ -209,9 +209,9 @@ def gather(
     token = simulator.cost.token
     return Material(
         version=__version__,
-        command=command,
+        command=_text(command),
         seed=seed,
-        trace=trace.name,
+        trace=_text(trace.name),
         model=simulator.cost.spec.name,
         requests=len(trace),
         warmup=warmup,
@@ -232,6 +232,11 @@ def gather(
         lru=_lru(simulator, plain[0].settings, sizes, ideal) if plain else (),
         bins=bins,
     )
+
+
+def _text(name: str) -> str:
+    """A name that may come from a file's, with a question mark for each byte that is not UTF-8."""
+    return name.encode(errors="replace").decode()
 
 
 def _label(run: Run) -> str:

@@ -194,7 +194,7 @@ def _charts(material: Material, advice: Advice) -> list[str]:
 def _first_tokens(material: Material) -> Callable[[str, str], list[str]]:
     def panel(name: str, capacity: str) -> list[str]:
         chart = charts.first_token_curve(material, capacity)
-        table = tables.percentiles(material.at(capacity))
+        table = tables.percentiles(material.at(capacity), capacity)
         return [_titled(replace(chart, name=f"{chart.name}-{name}")), _details(table)]
 
     return panel
@@ -203,7 +203,7 @@ def _first_tokens(material: Material) -> Callable[[str, str], list[str]]:
 def _over_time(material: Material) -> Callable[[str, str], list[str]]:
     def panel(name: str, capacity: str) -> list[str]:
         drawn = [charts.regretted(material, capacity), charts.evicted(material, capacity)]
-        table = tables.over_time(material, material.at(capacity))
+        table = tables.over_time(material, capacity)
         return [
             *(_titled(replace(chart, name=f"{chart.name}-{name}")) for chart in drawn if chart is not None),
             _details(table),

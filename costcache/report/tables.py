@@ -79,18 +79,21 @@ def boxes(material: Material, pools: Sequence[str]) -> str:
     return _table("Time to first token by pool and policy", head, bodies, "drawn")
 
 
-def percentiles(replays: Sequence[Replay]) -> str:
-    """The time to first token of each policy at some percentiles."""
+def percentiles(replays: Sequence[Replay], capacity: str) -> str:
+    """The time to first token of each policy at some percentiles, at one pool size."""
     head = '<th scope="col">Policy</th>' + "".join(f'<th scope="col">{at} %</th>' for at in _PERCENTILES)
     rows = [
         _row(r) + "".join(_number(seconds(r.ttft_curve[at])) for at in _PERCENTILES) + "</tr>"
         for r in replays
     ]
-    return _scrolling("Time to first token by percentile", head, [f"<tbody>{''.join(rows)}</tbody>"])
+    return _scrolling(
+        f"Time to first token by percentile, at {capacity}", head, [f"<tbody>{''.join(rows)}</tbody>"]
+    )
 
 
-def over_time(material: Material, replays: Sequence[Replay]) -> str:
-    """Regretted and evicted tokens of each policy in spans of the trace."""
+def over_time(material: Material, capacity: str) -> str:
+    """Regretted and evicted tokens of each policy in spans of the trace, at one pool size."""
+    replays = material.at(capacity)
     bins = material.bins
     each = len(bins.starts) // _SPANS
     head = '<th scope="col">Policy</th>' + "".join(
@@ -105,7 +108,7 @@ def over_time(material: Material, replays: Sequence[Replay]) -> str:
     known = [row(r, r.evicted) for r in replays if r.evicted is not None and any(r.evicted)]
     if known:
         bodies.append(_group("evicted tokens", _SPANS + 1, known))
-    return _scrolling("Regretted and evicted tokens over the trace", head, bodies)
+    return _scrolling(f"Regretted and evicted tokens over the trace, at {capacity}", head, bodies)
 
 
 def all_figures(material: Material, advice: Advice) -> str:

@@ -454,6 +454,14 @@ def test_names_are_text_and_not_markup() -> None:
     assert "&lt;b&gt;" in text
 
 
+def test_a_name_that_is_not_utf8_is_shown_without_it(tmp_path: Path) -> None:
+    trace = chat(40)
+    name = os.fsdecode(b"caf\xe9")
+    named = Trace(**{f: getattr(trace, f) for f in trace.__dataclass_fields__} | {"name": name})
+    write_report(material_of(simulator(named), ("lru",)), tmp_path / "out.html")
+    assert "caf? on deepseek-v3" in (tmp_path / "out.html").read_text(encoding="utf-8")
+
+
 def test_reruns_in_other_processes_give_the_same_bytes(trace_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the picture needs the extra 'plot'")
     written = []
