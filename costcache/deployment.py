@@ -51,7 +51,8 @@ class Deployment(BaseModel):
     index_dtype: IndexDtype | None = Field(
         None,
         description="Dtype of a sparse layer's index keys; None for the servers' own choice: fp8 with scales "
-        "beside latents (DeepSeek, GLM), the KV dtype beside keys and values (MiniMax-M3).",
+        "beside latents (DeepSeek, GLM), the KV dtype beside keys and values (MiniMax-M3), and bf16 if those "
+        "are pooled (Qwen4).",
     )
     draft_layers: NonNegativeInt = Field(
         0,
@@ -64,7 +65,13 @@ class Deployment(BaseModel):
         "of the context.",
     )
     state_dtype: StateDtype | None = Field(
-        None, description="Dtype of recurrent states; None for the model's own."
+        None,
+        description="Dtype of recurrent states (SGLang's --mamba-ssm-dtype); None for the model's own, fp32 "
+        "if it names none.",
+    )
+    conv_dtype: StateDtype | None = Field(
+        None,
+        description="Dtype of convolution states (SGLang's SGLANG_MAMBA_CONV_DTYPE); None for bf16.",
     )
     page_size: PositiveInt = Field(1, description="Tokens per page of the KV pool.")
     flops_per_second: PositiveFloat = Field(

@@ -5,6 +5,8 @@ Bytes are those on one rank; FLOPs are those of the whole model, with a multiply
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from costcache.deployment import Deployment
@@ -40,18 +42,29 @@ _SCALE_BYTES = 4
 # 448 + 64 values: 448 + 7 + 1 + 2 x 64 = 584 bytes).
 _V4_SCALE_BLOCK = 64
 _V4_ALIGN = 8
+# Such rows are stored in pages of 256 tokens, padded to 576 bytes (SGLang 0.5.23, KVLayout.V4).
+_V4_PAGE = 256
+_V4_PAGE_ALIGN = 576
 # An index key in fp4: a byte of scale per 32 values.
 _FP4_INDEX_BLOCK = 32
 _STATE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 class LayerBytes(NamedTuple):
-    """Bytes that one layer caches on one rank: per token, or per state in the state pool."""
+    """Bytes that one layer caches on one rank: per token, or per state in the state pool.
+
+    ``exact`` is a fraction where a row stands for several tokens; ``bytes`` is that, rounded up.
+    """
 
     pool: PoolName
     label: str
     formula: str
-    bytes: int
+    exact: Fraction
+
+    @property
+    def bytes(self) -> int:
+        """Bytes, rounded up."""
+        return math.ceil(self.exact)
 
 
 class AttentionFlops(NamedTuple):
@@ -70,16 +83,21 @@ def attention_kv_bytes(layer: FullAttention | SlidingWindow, deployment: Deploym
     """Bytes per token and rank of an MHA, GQA or sliding-window layer.
 
     ``max(1, kv_heads / tp) x (head_dim + v_head_dim) x element``, plus a sparse layer's index key; 0 if
-    the layer shares an earlier layer's K/V. Raises `SettingsError` if the heads cannot be divided over the
-    ranks.
+    the layer shares an earlier layer's K/V; rounded up. Raises `SettingsError` if the heads cannot be
+    divided over the ranks.
     """
+    return math.ceil(_attention(layer, deployment))
+
+
+def _attention(layer: FullAttention | SlidingWindow, deployment: Deployment) -> Fraction:
     if layer.kv_shared:
-        return 0
-    heads = _heads_per_rank(layer.kv_heads, deployment, "KV heads")
+        return Fraction(0)
     row = deployment.stored(layer.head_dim) + deployment.stored(layer.v_head_dim)
     if isinstance(layer, SlidingWindow):
-        return heads * row
-    return _shared_out(heads * row + _index_bytes(layer, deployment), layer.kv_heads, deployment)
+        return Fraction(_heads_per_rank(layer.kv_heads, deployment.attention_tp, deployment, "KV heads") * row)
+    ways = deployment.decode_context_parallel  # these ranks share out the tokens, not the heads
+    heads = _heads_per_rank(layer.kv_heads, deployment.attention_tp // ways, deployment, "KV heads")
+    return (heads * row + _index_bytes(layer, deployment)) / ways
 
 
 def compressed_kv_bytes(layer: CompressedAttention, deployment: Deployment) -> int:
@@ -87,10 +105,14 @@ def compressed_kv_bytes(layer: CompressedAttention, deployment: Deployment) -> i
 
     Every rank keeps all latents, one per ``ratio`` tokens, and index keys as rarely; rounded up to a byte.
     In fp8_e4m3 a latent is stored as DeepSeek-V4 does: a byte of scale per 64 values in front of the rotary
-    ones, which stay in bf16 (584 bytes for 448 + 64).
+    ones, which stay in bf16 (584 bytes for 448 + 64), in pages of 256 tokens that are padded to 576 bytes.
     """
-    row = -(-_compressed_row_bytes(layer, deployment) // layer.ratio) + _index_bytes(layer, deployment)
-    return row if layer.window is not None else _shared_out(row, 1, deployment)
+    return math.ceil(_compressed(layer, deployment))
+
+
+def _compressed(layer: CompressedAttention, deployment: Deployment) -> Fraction:
+    row = _compressed_token(layer, deployment) + _index_bytes(layer, deployment)
+    return row if layer.window is not None else row / deployment.decode_context_parallel
 
 
 def latent_kv_bytes(layer: LatentAttention, deployment: Deployment) -> int:
@@ -101,17 +123,23 @@ def latent_kv_bytes(layer: LatentAttention, deployment: Deployment) -> int:
     bf16 (656 bytes for 512/64). Its index key is fp8 with a scale, whatever the KV dtype, unless
     the deployment says otherwise. Raises `SettingsError` if the scaled layout does not fit the latent.
     """
-    row = _latent_row_bytes(layer, deployment) + _index_bytes(layer, deployment)
-    return row if layer.window is not None else _shared_out(row, 1, deployment)
+    return math.ceil(_latent(layer, deployment))
+
+
+def _latent(layer: LatentAttention, deployment: Deployment) -> Fraction:
+    row = Fraction(_latent_row_bytes(layer, deployment))
+    if layer.window is None:
+        row /= deployment.decode_context_parallel
+    return row + _index_bytes(layer, deployment)  # each rank that shares out the latents has all index keys
 
 
 def decompressed_latent_bytes(layer: LatentAttention | CompressedAttention, deployment: Deployment) -> int:
     """Bytes per token and rank if every head's key and value were cached, including the index key."""
     if isinstance(layer, LatentAttention) and layer.kv_shared:
-        return _index_bytes(layer, deployment)
-    heads = _heads_per_rank(layer.heads, deployment, "attention heads")
+        return math.ceil(_index_bytes(layer, deployment))
+    heads = _heads_per_rank(layer.heads, deployment.attention_tp, deployment, "attention heads")
     per_head = layer.decompressed_dim // layer.heads
-    return deployment.stored(heads * per_head) + _index_bytes(layer, deployment)
+    return deployment.stored(heads * per_head) + math.ceil(_index_bytes(layer, deployment))
 
 
 def state_bytes(layer: StateSpace, deployment: Deployment) -> int:
@@ -123,8 +151,8 @@ def state_bytes(layer: StateSpace, deployment: Deployment) -> int:
     `SettingsError` if they cannot be divided.
     """
     conv, recurrent = _state_values(layer, deployment)
-    dtype = deployment.state_dtype or layer.state_dtype
-    return conv * _STATE_BYTES[layer.conv_dtype] + recurrent * _STATE_BYTES[dtype]
+    conv_bytes, state_bytes = _state_widths(layer, deployment)
+    return conv * conv_bytes + recurrent * state_bytes
 
 
 def layer_bytes(layer: LayerSpec, deployment: Deployment) -> LayerBytes:
@@ -134,27 +162,30 @@ def layer_bytes(layer: LayerSpec, deployment: Deployment) -> LayerBytes:
     """
     if isinstance(layer, StateSpace):
         conv, recurrent = _state_values(layer, deployment)
-        dtype = deployment.state_dtype or layer.state_dtype
+        conv_bytes, width = _state_widths(layer, deployment)
         formula = (
             f"{layer.conv_kernel - 1}·{conv // max(1, layer.conv_kernel - 1)} conv·"
-            f"{_STATE_BYTES[layer.conv_dtype]} B + {recurrent} state·{_STATE_BYTES[dtype]} B"
+            f"{conv_bytes} B + {recurrent} state·{width} B"
         )
-        return LayerBytes("state", layer.variant, formula, state_bytes(layer, deployment))
+        return LayerBytes("state", layer.variant, formula, Fraction(state_bytes(layer, deployment)))
     if isinstance(layer, LatentAttention):
         formula, label = _latent_formula(layer, deployment)
         pool: PoolName = "kv" if layer.window is None else "swa"
-        return LayerBytes(pool, label, formula, latent_kv_bytes(layer, deployment))
+        return LayerBytes(pool, label, formula, _latent(layer, deployment))
     if isinstance(layer, CompressedAttention):
         formula, label = _compressed_formula(layer, deployment)
         pool = "kv" if layer.window is None else "swa"
-        return LayerBytes(pool, label, formula, compressed_kv_bytes(layer, deployment))
+        return LayerBytes(pool, label, formula, _compressed(layer, deployment))
     sliding = isinstance(layer, SlidingWindow)
-    size = attention_kv_bytes(layer, deployment)
+    size = _attention(layer, deployment)
     formula = "K/V of an earlier layer"
     if not layer.kv_shared:
-        heads = _heads_per_rank(layer.kv_heads, deployment, "KV heads")
+        ways = 1 if sliding else deployment.decode_context_parallel
+        heads = _heads_per_rank(layer.kv_heads, deployment.attention_tp // ways, deployment, "KV heads")
         values = f"{heads}·({layer.head_dim} + {layer.v_head_dim})"
         formula = _stored(values, deployment) + _index_formula(layer, deployment)
+        if ways > 1:
+            formula = f"({formula}) / {ways}"
     label = f"sliding window of {layer.window}" if isinstance(layer, SlidingWindow) else "attention"
     if isinstance(layer, FullAttention) and layer.index_topk is not None:
         label = "sparse attention"
@@ -200,30 +231,14 @@ def _index_flops(layer: FullAttention | LatentAttention | CompressedAttention) -
     return 2.0 * (layer.index_heads or 0) * (layer.index_head_dim or 0) / layer.index_pool
 
 
-def _heads_per_rank(heads: int, deployment: Deployment, what: str) -> int:
-    """Number of heads on one rank; with more ranks than heads, each head is replicated."""
-    ranks = deployment.attention_tp
+def _heads_per_rank(heads: int, ranks: int, deployment: Deployment, what: str) -> int:
+    """Number of heads on one of ``ranks``; with more ranks than heads, each head is replicated."""
     if heads % ranks and ranks % heads:
         raise SettingsError(
             f"tp is {deployment.tp} ({ranks} attention ranks) for {heads} {what}; "
             f"use a divisor or a multiple of {heads}"
         )
     return max(1, heads // ranks)
-
-
-def _shared_out(row: int, kv_heads: int, deployment: Deployment) -> int:
-    """Bytes of a token on one rank if the ranks with the same KV heads share out the tokens.
-
-    That is decode context parallelism; windows stay whole. Rounded up to a byte.
-    """
-    ways = deployment.decode_context_parallel
-    copies = max(1, deployment.attention_tp // kv_heads)
-    if copies % ways:
-        raise SettingsError(
-            f"decode_context_parallel is {ways}, and {deployment.attention_tp} attention ranks hold each of "
-            f"{kv_heads} KV heads {copies} times; use a divisor of {copies}"
-        )
-    return -(-row // ways)
 
 
 def _latent_row_bytes(layer: LatentAttention, deployment: Deployment) -> int:
@@ -245,34 +260,44 @@ def _scaled(layer: LatentAttention, deployment: Deployment) -> bool:
 
 
 def _compressed_row_bytes(layer: CompressedAttention, deployment: Deployment) -> int:
-    plain = layer.head_dim - layer.rope_head_dim
     if deployment.kv_dtype != "fp8_e4m3":
         return deployment.stored(layer.head_dim)
+    plain = layer.head_dim - layer.rope_head_dim
     packed = plain + -(-plain // _V4_SCALE_BLOCK)
     return packed + -packed % _V4_ALIGN + 2 * layer.rope_head_dim
 
 
+def _compressed_token(layer: CompressedAttention, deployment: Deployment) -> Fraction:
+    """Bytes per token of the context, with the padding of a page if the rows are packed."""
+    row = _compressed_row_bytes(layer, deployment)
+    if deployment.kv_dtype != "fp8_e4m3":
+        return Fraction(row, layer.ratio)
+    page = max(1, _V4_PAGE // layer.ratio) * row
+    return Fraction(page + -page % _V4_PAGE_ALIGN, max(_V4_PAGE, layer.ratio))
+
+
 def _index_bytes(
     layer: FullAttention | SlidingWindow | LatentAttention | CompressedAttention, deployment: Deployment
-) -> int:
-    """Bytes per token of a layer's index key: fp8 with scales beside latents, else in the KV dtype."""
+) -> Fraction:
+    """Bytes per token of a layer's index key, which may stand for several tokens."""
     if isinstance(layer, SlidingWindow) or layer.index_head_dim is None:
-        return 0
-    return -(-_index_row(layer, deployment) // layer.index_pool)
+        return Fraction(0)
+    return Fraction(_index_row(layer, deployment), layer.index_pool)
 
 
 def _index_row(layer: FullAttention | LatentAttention | CompressedAttention, deployment: Deployment) -> int:
+    """Bytes of one index key. Beside latents it is fp8 with scales; beside keys and values it has none."""
     width = layer.index_head_dim or 0
     dtype = deployment.index_dtype
-    if dtype is None:
-        if isinstance(layer, FullAttention):
-            return deployment.stored(width)
-        dtype = "fp8"
-    if dtype == "bf16":
-        return 2 * width
     if dtype == "fp4":
         return -(-width // 2) + -(-width // _FP4_INDEX_BLOCK)
-    return width + -(-width // _SCALE_BLOCK) * _SCALE_BYTES
+    if dtype == "bf16":
+        return 2 * width
+    if not isinstance(layer, FullAttention):
+        return width + -(-width // _SCALE_BLOCK) * _SCALE_BYTES
+    if dtype == "fp8":
+        return width
+    return 2 * width if layer.index_pool > 1 else deployment.stored(width)
 
 
 def _stored(values: str, deployment: Deployment) -> str:
@@ -303,6 +328,9 @@ def _latent_formula(layer: LatentAttention, deployment: Deployment) -> tuple[str
     if _scaled(layer, deployment):
         scales = rank // _SCALE_BLOCK
         formula = f"{rank}·1 B + {scales} scales·{_SCALE_BYTES} B + {rope}·2 B"
+    ways = deployment.decode_context_parallel
+    if ways > 1 and layer.window is None:
+        formula = f"({formula}) / {ways}"
     label = "latent attention" if layer.window is None else f"latent attention, window of {layer.window}"
     if layer.index_topk is not None:
         label = f"{label}, DSA"
@@ -312,10 +340,18 @@ def _latent_formula(layer: LatentAttention, deployment: Deployment) -> tuple[str
 def _compressed_formula(layer: CompressedAttention, deployment: Deployment) -> tuple[str, str]:
     row = _compressed_row_bytes(layer, deployment)
     formula = f"{row} B" if layer.ratio == 1 else f"{row} B / {layer.ratio}"
+    if _compressed_token(layer, deployment) * layer.ratio != row:
+        formula += ", in padded pages"
     label = f"compressed attention, 1 latent per {layer.ratio} tokens"
     if layer.window is not None:
         label = f"latents of the last {layer.window} tokens"
     return formula + _index_formula(layer, deployment), label
+
+
+def _state_widths(layer: StateSpace, deployment: Deployment) -> tuple[int, int]:
+    """Bytes of an element of the convolution state and of the recurrent state."""
+    conv = deployment.conv_dtype or layer.conv_dtype
+    return _STATE_BYTES[conv], _STATE_BYTES[deployment.state_dtype or layer.state_dtype]
 
 
 def _state_values(layer: StateSpace, deployment: Deployment) -> tuple[int, int]:
@@ -331,6 +367,6 @@ def _state_values(layer: StateSpace, deployment: Deployment) -> tuple[int, int]:
             )
     channels = own // ranks
     if layer.groups is not None:
-        channels += 2 * _heads_per_rank(layer.groups, deployment, "state groups") * layer.state_size
+        channels += 2 * _heads_per_rank(layer.groups, ranks, deployment, "state groups") * layer.state_size
     recurrent = layer.heads // ranks * layer.head_dim * layer.state_size
     return (layer.conv_kernel - 1) * channels, recurrent

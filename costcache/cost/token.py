@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from fractions import Fraction
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 
@@ -82,9 +84,10 @@ def token_cost(spec: ModelSpec, deployment: Deployment) -> TokenCost:
     largest: dict[PoolName, list[LayerSpec]] = {}
     for pool in ("kv", "swa", "state"):
         largest[pool] = max(
-            (stage[pool] for stage in stages), key=lambda x: sum(cached[layer].bytes for layer in x)
+            (stage[pool] for stage in stages), key=lambda x: sum(cached[layer].exact for layer in x)
         )
-        totals[pool] = sum(cached[layer].bytes for layer in largest[pool])
+        # Rounded up once: a row may stand for several tokens.
+        totals[pool] = math.ceil(sum((cached[layer].exact for layer in largest[pool]), Fraction(0)))
     return TokenCost(
         kv_bytes=totals["kv"],
         swa_bytes=totals["swa"],
@@ -99,7 +102,7 @@ def token_cost(spec: ModelSpec, deployment: Deployment) -> TokenCost:
                 label=cached[layer].label,
                 formula=cached[layer].formula,
                 layers=count,
-                bytes=count * cached[layer].bytes,
+                bytes=math.ceil(count * cached[layer].exact),
             )
             for pool in largest
             for layer, count in Counter(largest[pool]).items()

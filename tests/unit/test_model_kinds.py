@@ -144,7 +144,8 @@ def test_sparse_attention_with_keys_and_values() -> None:
     sparse = FullAttention(heads=4, kv_heads=2, head_dim=16, index_head_dim=16, index_heads=2, index_topk=32)
     assert spec.layers[1:3] == (FullAttention(heads=4, kv_heads=2, head_dim=16), sparse)
     assert layer_bytes(sparse, Deployment()).bytes == 2 * 32 * 2 + 16 * 2
-    assert layer_bytes(sparse, Deployment(index_dtype="fp8")).bytes == 2 * 32 * 2 + 16 + 4
+    assert layer_bytes(sparse, Deployment(index_dtype="fp8")).bytes == 2 * 32 * 2 + 16
+    assert layer_bytes(sparse, Deployment(kv_dtype="fp8_e4m3", index_dtype="bf16")).bytes == 2 * 32 + 16 * 2
     assert attention_flops(sparse) == (2 * 2 * 16, 2 * 4 * 32, 32)
     # transformers writes the same model with flat fields and a list of the layers.
     flat = read(
@@ -165,6 +166,7 @@ def test_pooled_index_keys_are_stored_once_per_pool() -> None:
         index_head_dim=128, index_heads=2, index_topk=64, index_pool=16,
     )  # fmt: skip
     assert layer_bytes(latent, Deployment()).bytes == 128 * 2 + 9  # 132 / 16, rounded up
+    assert layer_bytes(latent, Deployment()).exact == 128 * 2 + 8.25  # several layers are rounded up once
     assert attention_flops(latent).per_context_token == 2 * 2 * 128 / 16
 
 
@@ -186,8 +188,9 @@ def test_the_two_parts_of_a_compressed_layer() -> None:
     [
         # 1,024 bytes a latent, an index key of 132, both per 4 tokens; and 1,024 per 128.
         ({}, 2 * (256 + 33) + 8, 4 * 1024),
-        # SGLang's packed row: 448 values, 7 scales padded to 8, 64 rotary values in bf16.
-        ({"kv_dtype": "fp8_e4m3"}, 2 * (146 + 33) + 5, 4 * 584),
+        # SGLang's packed row: 448 values, 7 scales padded to 8, 64 rotary values in bf16: 584 bytes. Pages of
+        # 256 tokens are padded to 576: 64 rows to 37,440, 2 rows to 1,728, 256 rows of the window to 149,760.
+        ({"kv_dtype": "fp8_e4m3"}, 366, 4 * 585),
         ({"index_dtype": "fp4"}, 2 * (256 + 17) + 8, 4 * 1024),
         ({"tp": 8}, 2 * (256 + 33) + 8, 4 * 1024),
     ],
@@ -457,11 +460,13 @@ def test_lists_may_describe_the_draft_layers_too() -> None:
 def test_decode_context_parallelism_shares_out_the_tokens() -> None:
     latent = ModelSpec.preset("deepseek-v3")
     assert token_cost(latent, Deployment(tp=8, decode_context_parallel=8)).kv_bytes == 61 * 144
+    sparse = ModelSpec.preset("deepseek-v3.2")  # each rank has all index keys
+    assert token_cost(sparse, Deployment(tp=8, decode_context_parallel=8)).kv_bytes == 61 * (144 + 132)
     grouped = read()  # 2 KV heads: on 8 ranks each is there four times
     whole = token_cost(grouped, Deployment(tp=8)).kv_bytes
     assert token_cost(grouped, Deployment(tp=8, decode_context_parallel=4)).kv_bytes * 4 == whole
-    with pytest.raises(SettingsError, match="hold each of 2 KV heads 4 times; use a divisor of 4"):
-        token_cost(grouped, Deployment(tp=8, decode_context_parallel=8))
+    # Beyond that, a rank has more heads of fewer tokens (SGLang 0.5.23): each is still there four times.
+    assert token_cost(grouped, Deployment(tp=8, decode_context_parallel=8)).kv_bytes * 4 == whole
     with pytest.raises(
         SettingsError, match="decode_context_parallel is 3, which does not divide the 8 ranks"
     ):
