@@ -75,7 +75,7 @@ def llama(*shape: int, vocab: int = 128_256, **fields: Any) -> dict[str, Any]:
 
 
 def mistral(*shape: int, vocab: int = 32_768, **fields: Any) -> dict[str, Any]:
-    return plain("MistralForCausalLM", "mistral", shape, vocab, **fields)
+    return plain("MistralForCausalLM", "mistral", shape, vocab, sliding_window=None, **fields)
 
 
 def qwen2(*shape: int, vocab: int = 152_064) -> dict[str, Any]:

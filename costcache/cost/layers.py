@@ -94,7 +94,9 @@ def _attention(layer: FullAttention | SlidingWindow, deployment: Deployment) -> 
         return Fraction(0)
     row = deployment.stored(layer.head_dim) + deployment.stored(layer.v_head_dim)
     if isinstance(layer, SlidingWindow):
-        return Fraction(_heads_per_rank(layer.kv_heads, deployment.attention_tp, deployment, "KV heads") * row)
+        return Fraction(
+            _heads_per_rank(layer.kv_heads, deployment.attention_tp, deployment, "KV heads") * row
+        )
     ways = deployment.decode_context_parallel  # these ranks share out the tokens, not the heads
     heads = _heads_per_rank(layer.kv_heads, deployment.attention_tp // ways, deployment, "KV heads")
     return (heads * row + _index_bytes(layer, deployment)) / ways
@@ -356,7 +358,7 @@ def _state_widths(layer: StateSpace, deployment: Deployment) -> tuple[int, int]:
 
 def _state_values(layer: StateSpace, deployment: Deployment) -> tuple[int, int]:
     """Number of values in the convolution state and in the recurrent state, on one rank."""
-    ranks = deployment.attention_tp
+    ranks = 1 if layer.replicated else deployment.attention_tp
     grouped = 2 * (layer.groups or 0) * layer.state_size
     own = layer.conv_dim - grouped
     for count, what in ((layer.heads, "state heads"), (own, "convolution channels")):

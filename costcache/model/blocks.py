@@ -8,14 +8,15 @@ from costcache.model.fields import MAX_LAYERS, Fields
 
 __all__ = ["EXPERTS", "Block", "is_compressed", "read_blocks"]
 
-Mixer = Literal["full", "sliding", "indexed", "compressed", "state"]
-Ffn = Literal["none", "dense", "moe"]
+Mixer = Literal["full", "sliding", "indexed", "compressed", "state", "embedding"]
+Ffn = Literal["none", "dense", "moe", "both"]
 
 
 class Block(NamedTuple):
     """One numbered layer: its token mixers (Falcon-H1 has two in parallel) and its feed-forward part.
 
-    ``ratio`` is the tokens per latent of a "compressed" mixer.
+    ``ratio`` is the tokens per latent of a "compressed" mixer. A feed-forward part of "both" is a dense
+    one with experts beside it.
     """
 
     mixers: tuple[Mixer, ...]
@@ -77,9 +78,14 @@ _LAYOUT = (
     "attn_layer_offset",
     "attn_layer_period",
     "attn_type_list",
+    "first_layers_types",
     "full_attention_interval",
+    "full_attention_layers",
     "full_attn_idxs",
     "global_attn_every_n_layers",
+    "hybrid_layers_types_block",
+    "last_layers_types",
+    "layer_group_size",
     "local_attention",
     "prefix_dense_sliding_window_pattern",
     "hybrid_layer_ids",
@@ -89,6 +95,7 @@ _LAYOUT = (
     "no_rope_layer_interval",
     "no_rope_layers",
     "num_attn_layers",
+    "num_hybrid_layers_block",
     "sliding_window",
     "sliding_window_pattern",
     "_sliding_window_pattern",
@@ -101,11 +108,16 @@ _STATE_FIELDS = (
     "conv_L_cache",
     "linear_num_value_heads",
     "linear_num_heads",
+    "short_conv_kernel_size",
     "mamba_d_state",
     "mamba_n_heads",
     "mamba_num_heads",
     "n_mamba_heads",
 )
+# Families without experts, whose classes in SGLang write the numbers of a relative's.
+_DENSE = ("qwen3_5_text",)
+# Families in which a window without more words is that of every layer: Mistral-7B-v0.1, Phi-3.
+_ALL_SLIDE = ("ministral", "mistral", "mixtral", "phi", "starcoder2")
 # Families whose sliding window is off unless use_sliding_window turns it on.
 _WINDOW_OPT_IN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
@@ -118,6 +130,8 @@ def read_blocks(fields: Fields) -> list[Block]:
     fields.agree("num_hidden_layers", "n_layer", "n_layers")
     if is_compressed(fields):
         return _compressed_blocks(fields)
+    if fields.model_type.startswith("longcat"):
+        return _shortcut_blocks(fields)
     named = _named_layers(fields)
     if named is not None:
         count = len(named)
@@ -146,6 +160,10 @@ def read_blocks(fields: Fields) -> list[Block]:
         mixers = _layer_mixers(fields, count)
     if fields.model_type in _PURE_STATE:
         return [Block(m, "none") for m in mixers]
+    if fields.model_type == "nanbeige":  # every pass through the stack caches K/V of its own
+        mixers *= fields.integer("num_loops", default=1)
+        return [Block(m, "dense") for m in mixers]
+    mixers = _with_embeddings(fields, mixers)
     return [Block(m, ffn) for m, ffn in zip(mixers, _ffns(fields, count), strict=True)]
 
 
@@ -161,6 +179,28 @@ def _count(fields: Fields) -> int:
             "num_hidden_layers", f"is {count}", f"at most {MAX_LAYERS} are supported: correct it"
         )
     return count
+
+
+def _shortcut_blocks(fields: Fields) -> list[Block]:
+    """The layers of LongCat: each has attention and a dense part twice, and experts beside the second.
+
+    They count as two, as in transformers' cache.
+    """
+    halves = [Block(("full",), "dense"), Block(("full",), "both")]
+    return halves * fields.integer("num_layers", "num_hidden_layers")
+
+
+def _with_embeddings(fields: Fields, mixers: list[tuple[Mixer, ...]]) -> list[tuple[Mixer, ...]]:
+    """Add the short convolutions of Qwen4's n-gram embeddings, whose layers are numbered from 1."""
+    numbers = fields.integers("ple_layer_ids")
+    if not numbers:
+        return mixers
+    wrong = [number for number in numbers if not 1 <= number <= len(mixers)]
+    if wrong:
+        raise fields.error(
+            "ple_layer_ids", f"contains {wrong[0]}", f"layers are numbered 1 to {len(mixers)}: correct it"
+        )
+    return [(*m, "embedding") if index + 1 in set(numbers) else m for index, m in enumerate(mixers)]
 
 
 def _compressed_blocks(fields: Fields) -> list[Block]:
@@ -242,7 +282,7 @@ def _layer_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     """Token mixers of each layer, from the field in which this family lists them."""
     names = fields.strings("layer_types", count)
     if names is not None:
-        fields.settle(*_LAYOUT, "linear_attn_config")
+        fields.settle(*_LAYOUT, "linear_attn_config", "num_linear_key_value_heads")
         mixers = [_mixers(fields, name) for name in names]
         if ("indexed",) not in mixers:
             fields.settle(*_INDEXER)
@@ -254,6 +294,9 @@ def _layer_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     linear = fields.nested("linear_attn_config")
     if linear is not None:
         return _kda_mixers(linear, count)
+    listed = _repeated_types(fields, count)
+    if listed is not None:
+        return listed
     kinds = fields.integers("attn_type_list", count)
     if kinds is not None:
         return _typed_mixers(fields, kinds)
@@ -274,15 +317,37 @@ def _layer_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
 
 
 def _kda_mixers(linear: Fields, count: int) -> list[tuple[Mixer, ...]]:
-    """Token mixers of Kimi-Linear, whose config numbers layers from 1."""
+    """Token mixers of Kimi-Linear, whose config numbers layers from 1; GLM-5.3's numbers them from 0."""
     kda, full = (linear.integers(name) for name in ("kda_layers", "full_attn_layers"))
-    if kda is None or full is None or sorted(kda + full) != list(range(1, count + 1)):
+    listed = None if kda is None or full is None else sorted(kda + full)
+    first = 0 if listed == list(range(count)) else 1
+    if kda is None or listed != list(range(first, count + first)):
         raise linear.error(
             "kda_layers and full_attn_layers",
             f"are {kda} and {full}",
             f"together they must list each layer from 1 to {count} exactly once",
         )
-    return [("state",) if index + 1 in set(kda) else ("full",) for index in range(count)]
+    return [("state",) if index + first in set(kda) else ("full",) for index in range(count)]
+
+
+def _repeated_types(fields: Fields, count: int) -> list[tuple[Mixer, ...]] | None:
+    """Token mixers of IQuest-Q1: the first layers, a block of layers several times, the last ones."""
+    block = fields.strings("hybrid_layers_types_block")
+    if block is None:
+        return None
+    fields.settle(*_LAYOUT)
+    names = fields.strings("first_layers_types") or ["full_attention"]
+    names = names + block * fields.integer("num_hybrid_layers_block")
+    names += fields.strings("last_layers_types") or ["full_attention"] * 3
+    if len(names) != count:
+        raise fields.error(
+            "hybrid_layers_types_block",
+            f"and its neighbours list {len(names)} layers of {count}",
+            "correct one of them",
+        )
+    if not fields.flag("use_hybrid_layers", True) or not fields.flag("use_sliding_window", True):
+        return [("full",)] * count
+    return [_mixers(fields, name) for name in names]
 
 
 def _typed_mixers(fields: Fields, kinds: list[int]) -> list[tuple[Mixer, ...]]:
@@ -298,7 +363,10 @@ def _typed_mixers(fields: Fields, kinds: list[int]) -> list[tuple[Mixer, ...]]:
 
 def _attention_indices(fields: Fields, count: int) -> set[int] | None:
     """Indices of a hybrid's attention layers; all others keep states. None if the config gives none."""
-    for name in ("attn_layer_indices", "full_attn_idxs"):  # Bamba, LFM2
+    grouped = _grouped(fields, count)
+    if grouped is not None:
+        return grouped
+    for name in ("attn_layer_indices", "full_attn_idxs", "full_attention_layers"):  # Bamba, LFM2, GigaChat
         listed = fields.integers(name)
         if listed is not None:
             if any(not 0 <= index < count for index in listed):
@@ -314,6 +382,19 @@ def _attention_indices(fields: Fields, count: int) -> set[int] | None:
     return None
 
 
+def _grouped(fields: Fields, count: int) -> set[int] | None:
+    """Attention layers of the Ling and Ring hybrids: the last of each group; or a list, where 1 is linear."""
+    if isinstance(fields.get("layer_group_size"), list | tuple):
+        flags = fields.integers("layer_group_size", count) or []
+        return {index for index, flag in enumerate(flags) if flag != 1}
+    size = fields.optional_integer("layer_group_size")
+    if size is None or size == 1:
+        return None
+    if count % size and not fields.has("kv_lora_rank"):  # Ring-linear: what is left over is attention
+        return {index for index in range(count) if (index + 1) % size == 0 or index >= count // size * size}
+    return {index for index in range(count) if (index + 1) % size == 0}
+
+
 def _window_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     """Token mixers of a pure attention model: full or sliding, for each layer."""
     full: tuple[Mixer, ...] = ("full",)
@@ -324,6 +405,7 @@ def _window_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
         return [sliding if flag else full for flag in hybrid]
     fields.settle("use_sliding_window", "max_window_layers")
     if not fields.has("sliding_window"):
+        fields.settle("global_attn_every_n_layers")
         return _chunked_mixers(fields, count)
     fields.settle("attention_chunk_size", "no_rope_layers", "no_rope_layer_interval")
     if not fields.flag("use_sliding_window", default=fields.model_type not in _WINDOW_OPT_IN):
@@ -334,13 +416,23 @@ def _window_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
         if not pattern or set(pattern) - {"L", "G"}:
             raise fields.error("sliding_window_pattern", f"is {pattern!r}", "use only the letters L and G")
         return [sliding if pattern[i % len(pattern)] == "L" else full for i in range(count)]
-    period = fields.optional_integer("sliding_window_pattern", "_sliding_window_pattern")
-    if period is not None:  # Gemma-2 and -3, Cohere-2: the last layer of each period is full
+    period = fields.optional_integer(
+        "sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"
+    )
+    if period is not None:  # Gemma-2 and -3, Cohere-2, AFMoE: the last layer of each period is full
         return [full if (index + 1) % period == 0 else sliding for index in range(count)]
     if fields.has("use_sliding_window"):  # Qwen2 and 3: full up to max_window_layers
         first = fields.integer("max_window_layers", default=0, least=0)
         return [sliding if index >= first else full for index in range(count)]
-    return [sliding] * count  # Mistral-7B-v0.1, Phi-3
+    longest = fields.optional_integer("max_position_embeddings")
+    never = longest is not None and fields.integer("sliding_window") >= longest
+    if not never and not fields.model_type.startswith(_ALL_SLIDE):
+        raise fields.error(
+            "sliding_window",
+            f"is {fields.get('sliding_window')!r}, but nothing says which layers it applies to",
+            "add layer_types: one of 'full_attention' or 'sliding_attention' per layer",
+        )
+    return [sliding] * count
 
 
 def _chunked_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
@@ -375,6 +467,8 @@ def _ffns(fields: Fields, count: int) -> list[Ffn]:
         if unknown:
             raise fields.error("mlp_layer_types", f"contains {unknown}", f"known are {', '.join(_FFNS)}")
         return [_FFNS[name] for name in listed]
+    if fields.model_type in _DENSE:
+        return ["dense"] * count
     switched_off = not fields.flag("is_moe", default=True) or not fields.flag("enable_moe_block", True)
     experts = fields.optional_integer(*EXPERTS, least=0)
     if not experts or switched_off:
@@ -407,6 +501,8 @@ def _is_moe(fields: Fields, index: int, count: int) -> bool:
 
 
 def _enumerated(fields: Fields) -> set[int]:
+    if isinstance(fields.get("moe_layers_enum"), list | tuple):  # as SGLang's class rewrites it
+        return set(fields.integers("moe_layers_enum") or ())
     text = fields.text("moe_layers_enum") or ""
     items = [item.strip() for item in text.split(",") if item.strip()]
     if not all(item.isdecimal() for item in items):

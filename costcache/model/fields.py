@@ -40,6 +40,10 @@ _LISTED = frozenset(
         "v_head_dim",
     }
 )
+# Fields that ERNIE-VL gives once per modality, text first.
+_TEXT_FIRST = frozenset(
+    {"moe_intermediate_size", "moe_layer_end_index", "moe_layer_start_index", "moe_num_experts"}
+)
 # Fields that count the draft layers of a checkpoint (multi-token prediction). Lists of layers may
 # describe these too, after the model's own.
 DRAFT_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
@@ -321,7 +325,14 @@ def text_fields(config: Mapping[str, Any], source: str) -> Fields:
                 f"{source} ({architecture}): {name} is {inner!r}; it must be an object: correct it"
             )
         part = inner
-    return Fields(part, source, architecture)
+    fields = Fields(part, source, architecture)
+    if fields.model_type.startswith("ernie4_5_vl"):
+        fields.data = {name: _text_value(name, value) for name, value in part.items()}
+    return fields
+
+
+def _text_value(name: str, value: Any) -> Any:
+    return value[0] if name in _TEXT_FIRST and isinstance(value, list | tuple) and value else value
 
 
 def _architecture(config: Mapping[str, Any], source: str) -> str:

@@ -139,7 +139,8 @@ class StateSpace(_Layer):
 
     ``groups`` counts the groups of B and C (Mamba-2) or the key heads (gated delta net); their
     2 x groups x state_size channels are part of ``conv_dim``, and each tensor-parallel rank keeps
-    at least one group. None if all channels are divided evenly over the ranks.
+    at least one group. None if all channels are divided evenly over the ranks. ``replicated`` says that
+    they are not: each rank keeps the whole state (the n-gram embeddings of Qwen4).
     """
 
     kind: Literal["state_space"] = "state_space"
@@ -150,6 +151,7 @@ class StateSpace(_Layer):
     head_dim: PositiveInt
     state_size: PositiveInt
     groups: PositiveInt | None = None
+    replicated: bool = False
     conv_dtype: StateDtype = "bf16"
     state_dtype: StateDtype = "fp32"
 

@@ -62,11 +62,14 @@ def expert_params(fields: Fields, hidden: int) -> int:
     """
     routed = fields.integer(*EXPERTS)
     chosen = fields.integer(*_CHOSEN)
-    if chosen > routed:
+    # Experts that do nothing (LongCat): of those chosen, as many are such on average as there are of them.
+    idle = fields.integer("zero_expert_num", default=0, least=0)
+    if chosen > routed + idle:
         raise fields.error("num_experts_per_tok", f"is {chosen} of {routed} experts", "correct one of them")
     width = _expert_width(fields)
     latent = fields.integer(*LATENT, default=hidden)
-    total = _matrices(fields) * chosen * latent * width + hidden * routed
+    each = _matrices(fields) * latent * width
+    total = each * chosen * routed // (routed + idle) + hidden * (routed + idle)
     if latent != hidden:
         total += 2 * hidden * latent
     return total + _matrices(fields) * hidden * _shared_width(fields, width)
@@ -117,6 +120,8 @@ def _expert_width(fields: Fields) -> int:
     """
     if fields.has(*_WIDTHS):
         return fields.integer(*_WIDTHS)
+    if fields.has("dense_intermediate_size"):  # IQuest-Q1: that is the other one's name
+        return fields.integer("intermediate_size")
     one = fields.has("num_local_experts", "expert_layer_period") or fields.model_type.startswith(_ONE_WIDTH)
     if one and not fields.has("n_routed_experts"):
         return fields.integer("intermediate_size", "ffn_hidden_size")
@@ -130,6 +135,7 @@ def _shared_width(fields: Fields, width: int) -> int:
         "shared_expert_intermediate_size",  # Qwen
         "moe_shared_expert_intermediate_size",  # Nemotron-H
         "share_expert_dim",  # Step-3
+        "share_expert_dims",  # Step-3.5
         "shared_experts_intermediate_size",  # dots
         least=0,
     )

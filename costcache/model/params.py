@@ -22,7 +22,7 @@ from costcache.model.layers import (
     StateSpace,
 )
 from costcache.model.mlp import dense_params, expert_params
-from costcache.model.reading import ReadModel
+from costcache.model.reading import ReadModel, window_fields
 from costcache.model.refusals import refuse_uncounted
 
 __all__ = ["active_params"]
@@ -52,8 +52,10 @@ def active_params(fields: Fields, model: ReadModel) -> int:
             parts[part] = _ffn(own, block.ffn, hidden, shared_kv=index in sharing)
         total += parts[part]
     total += sum(_extras(fields, hidden, len(model.blocks)))
-    dense = all(block.ffn != "moe" for block in model.blocks)
-    if not (dense and fields.has(*EXPERTS)):  # experts that no layer has are not asked about
+    dense = all(block.ffn not in ("moe", "both") for block in model.blocks)
+    if not (
+        dense and any(name in fields.data for name in EXPERTS)
+    ):  # experts that no layer has are not asked about
         refuse_uncounted(fields)
     return total
 
@@ -71,8 +73,8 @@ def _mixer(fields: Fields, layer: LayerSpec, hidden: int) -> int:
 def _ffn(fields: Fields, kind: str, hidden: int, *, shared_kv: bool) -> int:
     if kind == "none":
         return 0
-    if kind == "moe":
-        return expert_params(fields, hidden)
+    if kind in ("moe", "both"):
+        return expert_params(fields, hidden) + (dense_params(fields, hidden) if kind == "both" else 0)
     # Gemma-4 doubles the width in the layers that store no K/V.
     wide = shared_kv and fields.flag("use_double_wide_mlp")
     return dense_params(fields, hidden) * (2 if wide else 1)
@@ -108,6 +110,8 @@ def _adapters(fields: Fields, hidden: int) -> int:
 
 
 def _latent(fields: Fields, layer: LatentAttention, hidden: int) -> int:
+    if layer.window is not None:
+        fields = window_fields(fields)
     key_dim = layer.qk_nope_head_dim + layer.qk_rope_head_dim
     rank = fields.optional_integer("q_lora_rank", least=0)
     query = rank * (hidden + layer.heads * key_dim) if rank else hidden * layer.heads * key_dim
@@ -145,11 +149,15 @@ def _compressed(fields: Fields, layer: CompressedAttention, hidden: int) -> int:
 
 def _state_space(fields: Fields, layer: StateSpace, hidden: int) -> int:
     inner = layer.heads * layer.head_dim
+    if layer.variant == "shortconv" and layer.replicated:  # key and value from an n-gram's embedding
+        return fields.integer("ple_embed_dim", default=hidden) * (layer.conv_dim + hidden)
     if layer.variant == "shortconv":  # B, C and x in; out
         return 4 * hidden * layer.conv_dim
     if layer.variant == "lightning":  # q, k, v, the output gate; out
         return 5 * hidden * inner
     if layer.variant == "kda":  # q, k, v, out; the decay and output gates through head_dim
+        if fields.flag("no_kda_lora"):  # Ling-3: neither gate is of low rank
+            return 6 * hidden * inner + hidden * layer.heads
         low = layer.head_dim * (hidden + inner)
         linear = fields.nested("linear_attn_config")
         full = linear is not None and linear.flag("use_full_rank_gate")  # Kimi-K3's output gate

@@ -476,6 +476,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "vocab_size": 32768,
+        "sliding_window": None,
     },
     # mistralai/Mistral-Nemo-Base-2407
     "mistral-nemo-12b": {
@@ -487,6 +488,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "vocab_size": 131072,
+        "sliding_window": None,
         "head_dim": 128,
     },
     # mistralai/Mistral-Small-24B-Base-2501
@@ -499,6 +501,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "vocab_size": 131072,
+        "sliding_window": None,
         "head_dim": 128,
     },
     # mistralai/Mistral-Large-Instruct-2407
@@ -511,6 +514,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 96,
         "num_key_value_heads": 8,
         "vocab_size": 32768,
+        "sliding_window": None,
         "head_dim": 128,
     },
     # mistralai/Mixtral-8x7B-v0.1

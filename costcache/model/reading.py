@@ -14,9 +14,9 @@ from costcache.model.layers import (
     SlidingWindow,
 )
 from costcache.model.refusals import refuse_kinds, refuse_unread
-from costcache.model.states import read_state_space
+from costcache.model.states import read_embedding_state, read_state_space
 
-__all__ = ["ReadModel", "read_model"]
+__all__ = ["ReadModel", "read_model", "window_fields"]
 
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 _KV_HEADS = (
@@ -82,7 +82,7 @@ def read_model(fields: Fields) -> ReadModel:
     # SGLang adds these to every config; layers that slide have read them by now.
     fields.settle("swa_head_dim", "swa_v_head_dim", "swa_num_key_value_heads", "swa_num_attention_heads")
     # What only the count of parameters reads.
-    fields.settle("hidden_size_per_layer_input", "moe_latent_size")
+    fields.settle("hidden_size_per_layer_input", "moe_latent_size", "ple_embed_dim", "no_kda_lora")
     listed = fields.has("layer_types", "layers_block_type")
     stateless = listed and not any("state" in block.mixers for block in blocks)
     refuse_unread(fields, count, stateless=stateless)
@@ -118,14 +118,26 @@ def _shared_layers(fields: Fields, count: int) -> set[int]:
     return {index for index, source in enumerate(sources) if source != index}
 
 
+def _has_latent(fields: Fields) -> bool:
+    """Whether attention is latent. Ling-2.5 and Ring-2.5 say so in words."""
+    return (
+        fields.has("kv_lora_rank")
+        and fields.flag("use_mla", default=True)
+        and fields.get("full_attention_type") in (None, "mla")
+    )
+
+
 def _layer(fields: Fields, mixer: str, ratio: int, kv_shared: bool, reuses: bool) -> LayerSpec:
     if mixer == "state":
         return read_state_space(fields)
+    if mixer == "embedding":
+        return read_embedding_state(fields)
     if mixer == "compressed" or is_compressed(fields):
         return _compressed(fields, mixer, ratio)
-    latent = fields.has("kv_lora_rank") and fields.flag("use_mla", default=True)
+    latent = _has_latent(fields)
     if mixer == "sliding":
-        return _sliding(fields, kv_shared, latent and not fields.has("swa_num_key_value_heads"))
+        own = fields.has("swa_num_key_value_heads") and not fields.has("swa_kv_lora_rank")
+        return _sliding(fields, kv_shared, latent and not own)
     if latent:
         return _latent(fields, reuses, kv_shared)
     heads, kv_heads, head_dim, v_head_dim = _attention_dims(fields, sliding=False)
@@ -142,7 +154,7 @@ def _layer(fields: Fields, mixer: str, ratio: int, kv_shared: bool, reuses: bool
 def _sliding(fields: Fields, kv_shared: bool, latent: bool) -> LayerSpec:
     window = _window(fields)
     if latent:
-        layer = _latent(fields, reuses=True, kv_shared=kv_shared)
+        layer = _latent(window_fields(fields), reuses=True, kv_shared=kv_shared)
         return layer.model_copy(update={"window": window, "index_topk": None})
     heads, kv_heads, head_dim, v_head_dim = _attention_dims(fields, sliding=True)
     if window is None:
@@ -157,6 +169,19 @@ def _sliding(fields: Fields, kv_shared: bool, latent: bool) -> LayerSpec:
         kv_shared=kv_shared,
         window=window,
     )
+
+
+def window_fields(fields: Fields) -> Fields:
+    """Return the fields of windows of latents: dots.3 has dimensions of their own for them."""
+    names = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    more = ("num_attention_heads", "attention_gate_type")
+    own = {name: fields.get(f"swa_{name}") for name in (*names, *more)}
+    own = {name: value for name, value in own.items() if value is not None}
+    if "kv_lora_rank" not in own:
+        return fields
+    fields.settle("qk_head_dim")
+    data = {**fields.data, **own, "qk_head_dim": None}
+    return Fields(data, fields.source, fields.architecture, fields.seen)
 
 
 def _window(fields: Fields) -> int | None:
@@ -255,6 +280,10 @@ def _latent(fields: Fields, reuses: bool, kv_shared: bool) -> LatentAttention:
     topk = fields.optional_integer("index_topk")
     indexed = topk is not None and not reuses
     rope, nope = fields.integer("qk_rope_head_dim", least=0), fields.integer("qk_nope_head_dim")
+    if fields.flag("use_mla_nope"):  # Ling-3 drops the rotary part of query and key
+        rope = 0
+        fields.settle("qk_head_dim")
+        fields = Fields({**fields.data, "qk_head_dim": None}, fields.source, fields.architecture, fields.seen)
     width = fields.integer("qk_head_dim", default=nope + rope)
     if width != nope + rope:
         raise fields.error(
@@ -303,6 +332,8 @@ def _compressed(fields: Fields, mixer: str, ratio: int) -> CompressedAttention:
     window = mixer == "sliding"
     fields.settle("index_head_dim", "index_n_heads", "index_topk", "sliding_window")
     fields.settle("q_lora_rank", "o_lora_rank", "num_hash_layers", "compress_rope_theta")
+    # SGLang's class inherits these from DeepSeek-V3's, where they describe latents of another kind.
+    fields.settle("kv_lora_rank", "qk_head_dim", "qk_nope_head_dim", "v_head_dim")
     head_dim = fields.integer("head_dim")
     indexed = not window and ratio == 4
     topk = fields.integer("index_topk") if indexed else None

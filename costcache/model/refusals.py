@@ -27,8 +27,6 @@ _UNSUPPORTED = {
     "cross_attention_layers": "cross-attention layers (Llama-3.2-Vision)",
     "efficient_attention_config": "searched attention layers (Jet-Nemotron)",
     "kv_source_layer_ids": "K/V shared across layers (DeepSeek-V4.1)",
-    "layer_group_size": "linear attention groups (Ling and Ring hybrids)",
-    "ple_layer_ids": "n-gram embeddings with states in some layers (Qwen-4)",
     "use_cla": "K/V shared across layers (Hunyuan)",
 }
 # Families that no field gives away. The names are those of transformers, or of the checkpoints.
@@ -38,7 +36,6 @@ _FAMILIES = {
     "hrm_text": "layers that run several times (HRM)",
     "inkling": "convolutions beside attention (Inkling)",
     "jetmoe": "a choice of attention heads per token (JetMoE)",
-    "longcat": "two attention parts per layer and experts without work (LongCat)",
     "moshi": "two models in one (Moshi)",
     "recurrent_gemma": "RG-LRU layers (RecurrentGemma)",
     "reformer": "hashed attention (Reformer)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from costcache.model.fields import Fields
 from costcache.model.layers import StateDtype, StateSpace
 
-__all__ = ["read_state_space"]
+__all__ = ["read_embedding_state", "read_state_space"]
 
 _DTYPES: dict[str, StateDtype] = {
     "bfloat16": "bf16",
@@ -29,7 +29,9 @@ def read_state_space(fields: Fields) -> StateSpace:
     if fields.model_type == "zamba":  # Mamba-1 in groups of channels: the same number of values
         fields.settle("n_mamba_heads")
         return _mamba1(fields)
-    if fields.has("attn_type_list") or fields.model_type.startswith("minimax"):
+    if fields.has("short_conv_kernel_size"):  # Ling-3: the attention heads have the states
+        return _kda(fields, None)
+    if fields.has("attn_type_list", "layer_group_size") or fields.model_type.startswith("minimax"):
         return _lightning(fields)
     if fields.has("linear_num_value_heads"):
         return _gated_delta(fields)
@@ -53,8 +55,24 @@ def read_state_space(fields: Fields) -> StateSpace:
     )
 
 
+def read_embedding_state(fields: Fields) -> StateSpace:
+    """Read the short convolution of an n-gram embedding (Qwen4), which every rank has in full."""
+    streams = fields.integer("hc_count", default=4)
+    steps = (fields.integer("ple_conv_kernel_size", default=4) - 1) * fields.integer("ngram_size", default=3)
+    return StateSpace(
+        variant="shortconv",
+        conv_dim=fields.integer("hidden_size") * streams,
+        conv_kernel=steps + 1,
+        heads=0,
+        head_dim=1,
+        state_size=1,
+        replicated=True,
+    )
+
+
 def _lightning(fields: Fields) -> StateSpace:
     """Lightning attention: a key width x value width matrix per head, and no convolution."""
+    fields.settle("num_linear_key_value_heads")
     heads = fields.integer("num_attention_heads")
     head_dim = fields.optional_integer("head_dim")
     if head_dim is None:
@@ -80,9 +98,15 @@ def _divided(fields: Fields, name: str, width: int, heads: int) -> int:
 
 def _kda(fields: Fields, linear: Fields | None) -> StateSpace:
     """Kimi delta attention: q, k and v each pass a convolution of heads x head_dim channels."""
+    fields.settle(
+        "linear_conv_kernel_dim", "linear_head_dim", "linear_num_heads", "num_linear_key_value_heads"
+    )
     if linear is not None:
         heads, head_dim = linear.integer("num_heads"), linear.integer("head_dim")
         kernel = linear.integer("short_conv_kernel_size")
+    elif fields.has("short_conv_kernel_size"):
+        heads, head_dim = fields.integer("num_attention_heads"), fields.integer("head_dim")
+        kernel = fields.integer("short_conv_kernel_size")
     else:  # the form into which transformers 5 rewrites the config
         heads, head_dim = fields.integer("linear_num_heads"), fields.integer("linear_head_dim")
         kernel = fields.integer("linear_conv_kernel_dim")
@@ -117,6 +141,7 @@ def _gated_delta(fields: Fields) -> StateSpace:
 
 def _mamba2(fields: Fields) -> StateSpace:
     fields.settle("mamba_expand", "expand")  # the heads and their width say as much
+    fields.settle("mamba_intermediate", "mamba_intermediate_size")  # SGLang's classes write their product
     heads = fields.integer(*_MAMBA2_HEADS, *(("num_heads",) if fields.model_type == "mamba2" else ()))
     head_dim = _mamba2_head_dim(fields, heads)
     groups = fields.integer("mamba_n_groups", "mamba_ngroups", "n_groups", default=1)

@@ -23,7 +23,7 @@ from costcache.sglang.cache import CostCache
 from costcache.sglang.components import COMPONENTS
 from costcache.sglang.fastcore import FastTreeCore
 from costcache.sglang.pycore import CORE
-from costcache.sglang.readback import describe_pools
+from costcache.sglang.readback import describe_pools, index_dtype, state_dtypes
 
 __all__ = [
     "PREFIX",
@@ -33,7 +33,7 @@ __all__ = [
     "policy_names",
     "read_policy",
     "refuse",
-    "refuse_model",
+    "refuse_pools",
 ]
 
 logger = logging.getLogger("costcache")
@@ -50,6 +50,7 @@ KV_DTYPES: dict[str, KVDtype] = {
     "float8_e4m3fnuz": "fp8_e4m3",
     "float8_e5m2": "fp8_e5m2",
     "float8_e5m2fnuz": "fp8_e5m2",
+    "float4_e2m1fn_x2": "fp4_e2m1",
 }
 
 
@@ -88,7 +89,10 @@ def read_deployment(ctx: Any, kv_dtype: str) -> Deployment:
         pp=args.pp_size,
         # Four-byte KV is for tests on CPU: priced as two bytes, and compared as four.
         kv_dtype=KV_DTYPES.get(kv_dtype, "bf16"),
+        index_dtype=index_dtype(params),
+        decode_context_parallel=getattr(args, "dcp_size", None) or 1,
         page_size=params.page_size,
+        **state_dtypes(params),
     )
 
 
@@ -120,17 +124,28 @@ def refuse(ctx: Any) -> None:
         )
 
 
-def refuse_model(model: ModelSpec) -> None:
-    """Refuse a model whose pools in SGLang our eviction has not been tried with.
+def refuse_pools(model: ModelSpec, params: Any, *, host_tier: bool) -> None:
+    """Refuse pools of DeepSeek-V4 that our eviction has not been tried with.
+
+    Its latents follow the slots of full attention, and its windows are paged like those of other models: on
+    CUDA both are evicted as theirs are.
 
     Raises:
-        SettingsError: Names the field of the model's config, and what to do.
+        SettingsError: Names the option, and what to do.
     """
-    if any(isinstance(layer, CompressedAttention) for layer in model.layers):
+    if not any(isinstance(layer, CompressedAttention) for layer in model.layers):
+        return
+    allocator = params.token_to_kv_pool_allocator
+    other = None
+    if host_tier:
+        other = "its pools have not been tried with a host tier. Drop --enable-hierarchical-cache"
+    elif getattr(allocator, "swa_req_ring", False):
+        other = "rings of windows per request have not been tried. Drop SGLANG_HACK_FLASHMLA_BACKEND"
+    elif getattr(allocator.get_kvcache(), "request_window", None) is not None:
+        other = "windows per request have not been tried. Drop --enable-encoder-swa-bounded-replay"
+    if other is not None:
         raise SettingsError(
-            f"costcache cannot serve {model.name!r} here: compress_ratios gives it pools of compressed KV "
-            "(DeepSeek-V4), which have not been tried. Use --radix-eviction-policy lru; costcache plan and "
-            "simulate know the model"
+            f"costcache cannot serve {model.name!r} here: {other}, or use --radix-eviction-policy lru"
         )
 
 
@@ -172,7 +187,7 @@ def build(
     kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
     plugins = get_plugins() if plugins is None else plugins
     model = plugins.read(ctx.model_config.hf_config)
-    refuse_model(model)
+    refuse_pools(model, params, host_tier=ctx.enable_hierarchical_cache)
     dtype = str(getattr(kv_pool, "dtype", "bfloat16")).removeprefix("torch.")
     binding = Binding.of(model, read_deployment(ctx, dtype), settings, plugins=plugins)
     params.tree_components = _components(ctx)  # SGLang's builder says so itself, after this

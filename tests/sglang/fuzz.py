@@ -155,7 +155,7 @@ class Fuzz:
         self.server.cache.evict(
             EvictParams(
                 num_tokens=rng.choice((1, 33, 300)),
-                swa_num_tokens=rng.choice((0, 64)) if shape.kind == "swa" else 0,
+                swa_num_tokens=rng.choice((0, 64)) if shape.has_windows else 0,
                 mamba_num=rng.choice((0, 1, 2)) if shape.has_states else 0,
             )
         )

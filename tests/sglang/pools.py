@@ -10,6 +10,7 @@ from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
 from sglang.srt.mem_cache.memory_pool import (
     HybridLinearKVPool,
     HybridReqToTokenPool,
@@ -32,12 +33,13 @@ from costcache.settings import Settings, read_settings
 from costcache.sglang.build import make_cache
 from costcache.sglang.cache import CostCache
 
-Kind = Literal["mha", "mla", "mamba", "mla_mamba", "swa"]
+Kind = Literal["mha", "mla", "mamba", "mla_mamba", "swa", "v4"]
 KINDS: tuple[Kind, ...] = ("mha", "mla", "mamba", "mla_mamba", "swa")
 
 DTYPE = torch.bfloat16
 LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 8}
 HEADS = {"head_num": 1, "head_dim": 8}
+RATIOS = [0, 4, 128]
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ class Shape:
 
     Attributes:
         kind: Attention kind: mha and mla have one pool; mamba and mla_mamba add state slots; swa
-            adds a pool for the sliding-window layers.
+            adds a pool for the sliding-window layers; v4 is DeepSeek-V4, in pages of 256.
         page_size: Tokens per page.
         tokens: KV slots.
         states: State slots (mamba kinds).
-        window: Sliding window, in tokens, and its pool's slots (swa).
+        window: Sliding window, in tokens, and its pool's slots (swa, v4).
         requests: Requests that can run at once.
         core: Tree core: "python", "rust", or the name of a registered one.
         hicache: Write policy of a host tier, or None for no host tier.
@@ -79,9 +81,13 @@ class Shape:
     def components(self) -> tuple[ComponentType, ...]:
         if self.has_states:
             return (ComponentType.FULL, ComponentType.MAMBA)
-        if self.kind == "swa":
+        if self.has_windows:
             return (ComponentType.FULL, ComponentType.SWA)
         return (ComponentType.FULL,)
+
+    @property
+    def has_windows(self) -> bool:
+        return self.kind in ("swa", "v4")
 
     @property
     def extra_buffer(self) -> bool:
@@ -164,6 +170,8 @@ def pools(shape: Shape) -> tuple[Any, Any]:
             return requests, SWATokenToKVPoolAllocator(
                 **common, size_swa=window_tokens, device="cpu", kvcache=kv, need_sort=False
             )
+        if shape.kind == "v4":
+            return requests, _compressed(shape)
         if shape.kind == "mla":
             kv = MLATokenToKVPool(**common, **LATENT, layer_num=len(layers), **memory)
         else:
@@ -182,6 +190,33 @@ def pools(shape: Shape) -> tuple[Any, Any]:
             need_sort=False,
         )
     return requests, allocator
+
+
+def _compressed(shape: Shape) -> SWATokenToKVPoolAllocator:
+    """DeepSeek-V4's, as SGLang makes them on CUDA: latents follow the slots of the full context."""
+    window_tokens = shape.window_tokens or shape.tokens
+    common = {"page_size": shape.page_size, "dtype": torch.float8_e4m3fn, "device": "cpu"}
+    kv = DeepSeekV4TokenToKVPool(
+        max_num_reqs=shape.requests,
+        swa_size=window_tokens,
+        full_size=shape.tokens,
+        c4_size=shape.tokens // 4,
+        c128_size=shape.tokens // 128,
+        c4_state_pool_size=window_tokens,
+        c128_state_pool_size=shape.requests,
+        swa_page_size=shape.page_size,
+        c4_state_dtype=DTYPE,
+        c128_state_dtype=DTYPE,
+        qk_nope_head_dim=448,
+        qk_rope_head_dim=64,
+        indexer_head_dim=128,
+        layer_num=len(RATIOS),
+        enable_memory_saver=False,
+        compression_ratios=RATIOS,
+        sliding_window=shape.window,
+        **common,
+    )
+    return SWATokenToKVPoolAllocator(shape.tokens, window_tokens, **common, kvcache=kv, need_sort=False)
 
 
 def _unified(shape: Shape, states: Mamba2CacheParams) -> tuple[Any, Any]:
@@ -224,7 +259,7 @@ def init_params(shape: Shape) -> CacheInitParams:
             "page_size": shape.page_size,
             "tree_components": shape.components,
             "tree_core_backend": shape.core,
-            "sliding_window_size": shape.window if shape.kind == "swa" else None,
+            "sliding_window_size": shape.window if shape.has_windows else None,
             "enable_mamba_extra_buffer": shape.extra_buffer,
             **shape.params,
         }
@@ -276,6 +311,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 64,
         "max_position_embeddings": 16384,
     },
+    "v4": {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "model_type": "deepseek_v4",
+        "num_hidden_layers": len(RATIOS),
+        "compress_ratios": RATIOS,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "q_lora_rank": 16,
+        "o_lora_rank": 16,
+        "o_groups": 2,
+        "sliding_window": 64,
+        "index_head_dim": 128,
+        "index_n_heads": 2,
+        "index_topk": 8,
+        "moe_intermediate_size": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+    },
 }
 """Configs of models that would have the pools below."""
 
@@ -283,8 +337,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def bind(shape: Shape, *, plugins: PluginManager | None = None, **settings: Any) -> Binding:
     """The binding of a shape's model; ``settings`` are fields of Settings, LRU by default."""
     return Binding.of(
-        ModelSpec.from_config(CONFIGS[shape.kind] | CONFIG),
-        Deployment(page_size=shape.page_size),
+        ModelSpec.from_config(CONFIG | CONFIGS[shape.kind]),
+        Deployment(page_size=shape.page_size, kv_dtype="fp8_e4m3" if shape.kind == "v4" else None),
         read_settings(Settings, {"policy": "lru", **settings}),
         plugins=plugins,
     )

@@ -55,7 +55,7 @@ class Server:
     def free(self) -> dict[str, int]:
         """Free slots of each pool."""
         allocator = self.allocator
-        if self.shape.kind == "swa":
+        if self.shape.has_windows:
             return {"kv": allocator.full_available_size(), "swa": allocator.swa_available_size()}
         free = {"kv": allocator.available_size()}
         if self.shape.has_states:
@@ -67,7 +67,7 @@ class Server:
         if self.running:
             return
         cached = {"kv": self.cache.full_evictable_size() + self.cache.full_protected_size()}
-        if self.shape.kind == "swa":
+        if self.shape.has_windows:
             cached["swa"] = self.cache.swa_evictable_size() + self.cache.swa_protected_size()
         if self.shape.has_states:
             cached["state"] = self.cache.mamba_evictable_size() + self.cache.mamba_protected_size()
@@ -83,7 +83,7 @@ class Server:
         self.cache.evict(
             EvictParams(
                 num_tokens=EVERYTHING,
-                swa_num_tokens=EVERYTHING if self.shape.kind == "swa" else 0,
+                swa_num_tokens=EVERYTHING if self.shape.has_windows else 0,
                 mamba_num=EVERYTHING if self.shape.has_states else 0,
             )
         )
@@ -169,6 +169,10 @@ class Server:
     def _rows(self) -> torch.Tensor:
         """The first full-attention layer's memory, a row a slot."""
         pool = self.allocator.get_kvcache()
+        if self.shape.kind == "v4":  # whose latents stand for several tokens: a row a slot beside them
+            if not hasattr(self, "_ids"):
+                self._ids = torch.zeros((self.shape.tokens + self.shape.page_size, 3), dtype=torch.int64)
+            return self._ids
         pool = getattr(pool, "full_kv_pool", pool)
         layer = pool.kv_buffer[0] if self.shape.kind in ("mla", "mla_mamba") else pool.k_buffer[0]
         return layer.view(layer.shape[0], -1)

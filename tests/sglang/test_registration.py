@@ -22,9 +22,7 @@ from sglang.srt.server_args import RADIX_EVICTION_POLICY_CHOICES, ServerArgs, pr
 
 import costcache.sglang
 from costcache.errors import CostcacheError, PluginError, SettingsError
-from costcache.model import ModelSpec
 from costcache.plugins import get_plugins
-from costcache.sglang.build import refuse_model
 from costcache.sglang.cache import CostCache
 from tests.sglang.pools import CONFIG, CONFIGS, Shape, init_params, publish_args
 from tests.sglang.serving import Server
@@ -269,9 +267,3 @@ def test_names_are_only_those_that_the_plugins_offer() -> None:
 
     fake = SimpleNamespace(policies=lambda: {"a": 1, "b": 2})
     assert policy_names(fake) == ["costcache", "costcache:a", "costcache:b"]  # type: ignore[arg-type]  # its one method
-
-
-def test_deepseek_v4_is_refused_by_name() -> None:
-    with pytest.raises(SettingsError, match="compress_ratios gives it pools of compressed KV"):
-        refuse_model(ModelSpec.preset("deepseek-v4-flash"))
-    refuse_model(ModelSpec.preset("gemma-4-31b"))

@@ -89,6 +89,14 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+# Kinds of which no preset is one, for the pools alone.
+KINDS: dict[str, dict[str, Any]] = {}
+SERVED: dict[str, dict[str, Any]] = {
+    "deepseek-v4flash": {"kv_dtype": "fp8_e4m3", "page_size": 256},
+}
+"""How SGLang must be told to serve some models, as arguments of `model_pools`."""
+
+
 def write_model(name: str, folder: Path) -> Path:
     """Write the config of one model and return its folder."""
     path = folder / name

@@ -18,26 +18,9 @@ from costcache.model import (
     StateSpace,
 )
 from costcache.model.presets import ALIASES, PRESETS
+from tests.unit.small import LLAMA, kinds, letters, read, refusal
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-}
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 32, "mamba_d_conv": 4}
-
-
-def read(**changes: Any) -> ModelSpec:
-    return ModelSpec.from_config({**LLAMA, **changes})
-
-
-def kinds(spec: ModelSpec) -> list[str]:
-    return [layer.kind.split("_")[0] for layer in spec.layers]
 
 
 # Published counts of parameters that a token passes, embedding included, in billions.
@@ -188,7 +171,7 @@ def test_older_spellings() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"sliding_window": 32}, "ssss"),  # Mistral-7B-v0.1
+        ({"sliding_window": 32, "model_type": "mistral"}, "ssss"),  # Mistral-7B-v0.1
         ({"sliding_window": None}, "ffff"),
         ({"sliding_window": 32, "max_position_embeddings": 32}, "ffff"),  # never slides
         ({"sliding_window": 32, "model_type": "qwen2"}, "ffff"),
@@ -213,9 +196,13 @@ def test_older_spellings() -> None:
 )
 def test_sliding_windows(changes: dict[str, Any], expected: str) -> None:
     spec = read(**changes)
-    assert "".join(kind[0] for kind in kinds(spec)) == expected
+    assert letters(spec) == expected
     assert spec.has_sliding_window == ("s" in expected)
     assert all(layer.window == 32 for layer in spec.layers if isinstance(layer, SlidingWindow))
+
+
+def test_a_window_of_no_layer_in_particular_is_refused() -> None:
+    assert "sliding_window is 32, but nothing says which layers it applies to" in refusal(sliding_window=32)
 
 
 def test_gemma_3_reads_what_its_published_config_leaves_out() -> None:

@@ -10,20 +10,11 @@ import pytest
 
 from costcache.cost import CostModel, attention_flops, layer_bytes, state_bytes, token_cost
 from costcache.deployment import Deployment
-from costcache.errors import ConfigError, SettingsError
+from costcache.errors import SettingsError
 from costcache.model import CompressedAttention, FullAttention, LatentAttention, ModelSpec, StateSpace
 from costcache.plugins import get_plugins
+from tests.unit.small import LLAMA, letters, read, refusal, without
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-}
 V4: dict[str, Any] = {
     "architectures": ["DeepseekV4ForCausalLM"],
     "model_type": "deepseek_v4",
@@ -54,20 +45,6 @@ M3_INDEXER: dict[str, Any] = {
     "sparse_block_size": 8,
     "sparse_attention_freq": [0, 0, 1, 1],
 }
-
-
-def read(**changes: Any) -> ModelSpec:
-    return ModelSpec.from_config({**LLAMA, **changes})
-
-
-def refusal(base: dict[str, Any] = LLAMA, **changes: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        ModelSpec.from_config({**base, **changes})
-    return str(caught.value)
-
-
-def without(base: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in base.items() if name not in names}
 
 
 @pytest.mark.parametrize(
@@ -130,12 +107,9 @@ def test_attention_types_are_read_by_their_meaning() -> None:
 def test_chunks_are_windows_of_the_layers_with_positions() -> None:
     llama4 = {"model_type": "llama4_text", "attention_chunk_size": 32}
 
-    def kinds(**changes: Any) -> str:
-        return "".join(layer.kind[0] for layer in read(**changes).layers)
-
-    assert kinds(**llama4) == kinds(**llama4, no_rope_layers=[]) == "sssf"
-    assert kinds(**llama4, no_rope_layers=[1, 0, 1, 0]) == "sfsf"
-    assert kinds(**llama4, no_rope_layer_interval=2) == "sfsf"
+    assert letters(read(**llama4)) == letters(read(**llama4, no_rope_layers=[])) == "sssf"
+    assert letters(read(**llama4, no_rope_layers=[1, 0, 1, 0])) == "sfsf"
+    assert letters(read(**llama4, no_rope_layer_interval=2)) == "sfsf"
     assert "attention_chunk_size says that layers attend to chunks" in refusal(attention_chunk_size=32)
 
 
@@ -239,7 +213,7 @@ def test_zamba_passes_its_shared_blocks_several_times() -> None:
         mamba_expand=2,
         mamba_ngroups=1,
     )
-    assert [layer.kind[0] for layer in spec.layers] == ["s", "f", "s", "s", "f", "s"]
+    assert letters(spec) == "sfssfs"
     assert spec.attention_layers == (FullAttention(heads=4, kv_heads=2, head_dim=32),) * 2
     block = 2 * 64 * (4 + 2 * 2) * 32 + 4 * 32 * 64 + 64 * 64 + 3 * 64 * 128 + 128 * (64 + 2 * 128)
     mamba = 64 * (2 * 128 + 2 * 16 + 8) + 128 * 64

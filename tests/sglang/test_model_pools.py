@@ -1,0 +1,99 @@
+"""What SGLang itself allocates for a model, byte for byte what the cost model says."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costcache.cost import TokenCost, token_cost
+from costcache.deployment import Deployment
+from costcache.model import ModelSpec
+from costcache.model.presets import PRESETS
+from costcache.plugins import get_plugins
+from costcache.sglang.readback import index_dtype, pool_bytes, state_dtypes
+from tests.sglang.model_pools import ModelPools, model_pools
+from tests.sglang.tiny_models import KINDS, SERVED
+
+# SGLang has no classes for these: it runs transformers' own, and gives every layer K/V.
+WITHOUT_CLASSES = ("jamba-v0.1", "zamba2-7b")
+MODELS: dict[str, dict[str, Any]] = {
+    **{name: config for name, config in PRESETS.items() if name not in WITHOUT_CLASSES},
+    **KINDS,
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def built(name: str, folder: Path, **more: Any) -> ModelPools:
+    return model_pools(MODELS[name], folder, **{**SERVED.get(name, {}), **more})
+
+
+def priced(pools: ModelPools, **deployment: Any) -> TokenCost:
+    """The cost of SGLang's own config object, which is what the adapter is given."""
+    spec = get_plugins().read(pools.model_config.hf_config)
+    served = {"index_dtype": index_dtype(pools), **state_dtypes(pools), **deployment}
+    return token_cost(spec, Deployment(**served))
+
+
+def check(pools: ModelPools, cost: TokenCost) -> None:
+    found = pool_bytes(pools)
+    windows = 0 if "swa" in found else cost.swa_bytes  # in one pool with the rest
+    expected = {"kv": cost.kv_bytes + windows, "swa": cost.swa_bytes, "state": cost.state_bytes}
+    for name, held in found.items():
+        assert held == pytest.approx(expected[name], abs=1), name  # pools of several tokens: rounded up
+    assert ("state" in found) == bool(cost.state_bytes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_pools_equal_the_computed_bytes(name: str, tmp_path: Path) -> None:
+    pools = built(name, tmp_path)
+    check(pools, priced(pools, kv_dtype=SERVED.get(name, {}).get("kv_dtype")))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sglangs_own_config_reads_as_the_file_does(name: str, tmp_path: Path) -> None:
+    """SGLang's classes add fields of their own to a config, and rewrite others."""
+    ours = ModelSpec.from_config(MODELS[name])
+    theirs = get_plugins().read(built(name, tmp_path).model_config.hf_config)
+    for field in ("layers", "layer_ids", "active_params", "kv_dtype", "draft_layers"):
+        assert getattr(theirs, field) == getattr(ours, field), field
+
+
+@pytest.mark.parametrize("tp", [2, 8])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "falcon-h1-34b", "gemma-4-31b", "glm-4-9b-chat", "granite-4-small", "kimi-linear", "lfm2-1.2b",
+        "mimo-v2-flash", "minimax-m3", "nemotron-3-nano", "qwen3-next",
+    ],
+)  # fmt: skip
+def test_pools_of_one_of_several_ranks(name: str, tp: int, tmp_path: Path) -> None:
+    pools = built(name, tmp_path, tp_size=tp)
+    check(pools, priced(pools, tp=tp))
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v3.2", "gpt-oss-20b", "minimax-m3", "qwen3-8b"])
+def test_pools_in_fp8(name: str, tmp_path: Path) -> None:
+    pools = built(name, tmp_path, kv_dtype="fp8_e4m3")
+    check(pools, priced(pools, kv_dtype="fp8_e4m3"))
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "nemotron-3-nano", "kimi-linear", "lfm2-1.2b"])
+def test_states_in_the_dtypes_that_the_server_is_told(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--mamba-ssm-dtype`` sets the first of these variables."""
+    usual = pool_bytes(built(name, tmp_path))["state"]
+    monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", "bfloat16")
+    monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "float32")
+    pools = built(name, tmp_path)
+    assert pool_bytes(pools)["state"] != usual
+    check(pools, priced(pools))
