@@ -280,6 +280,8 @@ def _mixers(fields: Fields, name: str) -> tuple[Mixer, ...]:
 
 def _layer_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
     """Token mixers of each layer, from the field in which this family lists them."""
+    if not fields.has("sliding_window"):
+        fields.settle("max_window_layers", "use_sliding_window")
     names = fields.strings("layer_types", count)
     if names is not None:
         fields.settle(*_LAYOUT, "linear_attn_config", "num_linear_key_value_heads")
@@ -332,10 +334,10 @@ def _kda_mixers(linear: Fields, count: int) -> list[tuple[Mixer, ...]]:
 
 def _repeated_types(fields: Fields, count: int) -> list[tuple[Mixer, ...]] | None:
     """Token mixers of IQuest-Q1: the first layers, a block of layers several times, the last ones."""
-    block = fields.strings("hybrid_layers_types_block")
-    if block is None:
+    if not fields.has("hybrid_layers_types_block", "num_hybrid_layers_block"):
         return None
     fields.settle(*_LAYOUT)
+    block = fields.strings("hybrid_layers_types_block") or ["full_attention"] + ["sliding_attention"] * 3
     names = fields.strings("first_layers_types") or ["full_attention"]
     names = names + block * fields.integer("num_hybrid_layers_block")
     names += fields.strings("last_layers_types") or ["full_attention"] * 3

@@ -44,7 +44,7 @@ def gate_width(fields: Fields, heads: int, v_head_dim: int) -> int:
             return heads
         if gating in _OF_VALUES:
             return heads * v_head_dim
-        if gating not in (None, False):
+        if gating not in (None, False, "disabled"):
             known = ", ".join(repr(kind) for kind in (*_OF_HEADS, *_OF_VALUES))
             raise fields.error(name, f"is {gating!r}", f"known are true, {known}")
     for name, value in fields.data.items():

@@ -190,7 +190,7 @@ def _extras(fields: Fields, hidden: int, layers: int) -> Iterator[int]:
         yield 2 * (inputs - 1) * hidden * hidden
     # Hyper-connections, around each mixer and each feed-forward part: DeepSeek-V4's, Qwen-4's.
     streams = fields.integer("hc_mult", default=1)
-    if streams > 1:
+    if streams > 1 and fields.flag("mhc", default=True):
         yield layers * 2 * (streams * streams + 2 * streams) * streams * hidden
     streams = fields.integer("hc_count", default=1)
     if streams > 1:

@@ -123,6 +123,8 @@ def _kda(fields: Fields, linear: Fields | None) -> StateSpace:
 
 def _gated_delta(fields: Fields) -> StateSpace:
     """Gated delta net: a state of key width x value width per value head."""
+    if fields.get("linear_attention_type") == "Qwen3NextGatedDeltaNet":  # GigaChat; others are refused
+        fields.settle("linear_attention_type")
     key_heads = fields.integer("linear_num_key_heads")
     key_dim = fields.integer("linear_key_head_dim")
     heads = fields.integer("linear_num_value_heads")

@@ -39,9 +39,10 @@ def pool_bytes(params: Any) -> dict[str, float]:
         found["kv"] = (_total(inner) + _pooled_keys(pool)) / (inner.size + page)
     states = _states(params)
     if states is not None:
-        held = states.mamba_cache.mem_usage_bytes()
-        for name in ("short_conv_pool", "ngram_pool"):  # Qwen4's, slot by slot beside the states
-            held += _beside(getattr(params.req_to_token_pool, name, None))
+        # Qwen4's n-gram embeddings have states slot by slot beside the others. The few token ids of the last
+        # n-gram, which it keeps as well, do not count.
+        beside = getattr(getattr(params.req_to_token_pool, "short_conv_pool", None), "conv_state", None)
+        held = states.mamba_cache.mem_usage_bytes() + (0 if beside is None else beside.nbytes)
         found["state"] = held / (states.size + 1)
     return found
 
@@ -94,11 +95,6 @@ def _rows(pool: Any, ratio: int) -> float:
         return 0.0
     buffers = getattr(pool, "index_k_with_scale_buffer", None) or getattr(pool, "kv_buffer", ())
     return sum(float(x.nbytes) / (len(x) * pool.page_size * ratio) for x in buffers)
-
-
-def _beside(pool: Any) -> int:
-    held = (getattr(pool, name, None) for name in ("conv_state", "context"))
-    return sum(x.nbytes for x in held if x is not None)
 
 
 def _expected(binding: Binding, found: dict[str, float]) -> dict[str, int]:
