@@ -263,7 +263,7 @@ MODELS: dict[str, Row] = {
             "DeepseekV4ForCausalLM", "deepseek_v4", hidden_size=4096, moe_intermediate_size=2048,
             n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=6, num_hidden_layers=43,
             num_attention_heads=64, num_key_value_heads=1, head_dim=512, q_lora_rank=1024,
-            o_lora_rank=1024, o_groups=8, qk_rope_head_dim=64, sliding_window=128,
+            o_lora_rank=1024, o_groups=8, hc_mult=4, qk_rope_head_dim=64, sliding_window=128,
             compress_ratios=[0, 0, *[4, 128] * 20, 4, 0], index_head_dim=128, index_n_heads=64,
             index_topk=512, vocab_size=129_280,
         ),

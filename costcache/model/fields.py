@@ -52,7 +52,7 @@ DRAFT_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_la
 # transformers class; google/gemma-3-4b-it, for example, omits its head counts.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window_pattern": 4},
-    "deepseek_v4": {"head_dim": 512, "o_groups": 8},
+    "deepseek_v4": {"head_dim": 512, "hc_mult": 4, "o_groups": 8},
     "falcon_mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
     "gemma": {"head_dim": 256},
     "gemma2": {"head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 2},

@@ -141,6 +141,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "q_lora_rank": 1024,
         "o_lora_rank": 1024,
         "o_groups": 8,
+        "hc_mult": 4,
         "qk_rope_head_dim": 64,
         "sliding_window": 128,
         "compress_ratios": [0, 0, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 128, 4, 0],
