@@ -206,6 +206,7 @@ def _active(model: torch.nn.Module, config: Any, passed: Counter[str] | None) ->
     """Parameters in matrices that one token passes; each pass counts, and chosen experts alone."""
     experts = next((v for n in _EXPERTS if isinstance(v := getattr(config, n, None), int) and v), 0)
     chosen = next((v for n in _CHOSEN if isinstance(v := getattr(config, n, None), int)), 0)
+    all_of = (experts, experts + (getattr(config, "zero_expert_num", 0) or 0))
     total, heads = 0, 0
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
@@ -216,8 +217,10 @@ def _active(model: torch.nn.Module, config: Any, passed: Counter[str] | None) ->
             heads += size
         elif _LOOK_UPS.search(name) and not isinstance(modules[path], torch.nn.Linear):
             continue
-        elif experts > 0 and "expert" in name and "shared" not in name and _routed(name, parameter, experts):
-            total += size * chosen // experts
+        elif experts > 0 and "expert" in name and "shared" not in name and _routed(name, parameter, all_of):
+            # Those that do nothing (LongCat) are chosen as often as the others; some have rows all the same.
+            rows = parameter.shape[0] if parameter.shape[0] in all_of else experts
+            total += size * chosen * experts // (rows * all_of[-1])
         elif passed is not None and isinstance(modules[path], torch.nn.Linear):
             # A weight that is used without its module's call counts once; adapters are called, or belong
             # to another use of their block.
@@ -230,5 +233,5 @@ def _active(model: torch.nn.Module, config: Any, passed: Counter[str] | None) ->
     return total + heads
 
 
-def _routed(name: str, parameter: torch.Tensor, experts: int) -> bool:
-    return parameter.shape[0] == experts or bool(re.search(r"experts\.\d+\.", name))
+def _routed(name: str, parameter: torch.Tensor, numbers: tuple[int, ...]) -> bool:
+    return parameter.shape[0] in numbers or bool(re.search(r"experts\.\d+\.", name))
