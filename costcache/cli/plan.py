@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -70,7 +70,9 @@ class PlanOptions(Options):
 )
 @model_options(Settings, "settings", "headroom")
 @trace_options
-@deployment_options("page_size", "index_dtype", "draft_layers", "decode_context_parallel")
+@deployment_options(
+    "page_size", "index_dtype", "state_dtype", "conv_dtype", "draft_layers", "decode_context_parallel"
+)
 @json_option
 def plan(
     model_name: str,
@@ -147,11 +149,19 @@ def _assumed(result: Plan, model: ModelSpec) -> Iterator[str]:
         yield f"KV cache in {served.kv_dtype}{other or ', as the checkpoint asks for'}"
     indexed = [x for x in model.layers if getattr(x, "index_head_dim", None) is not None]
     if indexed:
-        yield f"index keys in {served.index_dtype or 'the dtype that servers use'}"
+        yield f"index keys in {served.index_dtype or _usual_index(indexed, served)}"
+    if model.has_states:
+        kept = {served.state_dtype or layer.state_dtype for layer in model.state_layers if layer.heads}
+        convolved = {served.conv_dtype or layer.conv_dtype for layer in model.state_layers if layer.conv_dim}
+        parts = [("recurrent states", kept), ("convolution states", convolved)]
+        yield ", ".join(f"{what} in {' and '.join(sorted(dtypes))}" for what, dtypes in parts if dtypes)
     if served.draft_layers or model.draft_layers:
         yield f"{served.draft_layers} draft layer(s) counted; the checkpoint has {model.draft_layers}"
-    if served.decode_context_parallel > 1:
-        yield f"{served.decode_context_parallel} ranks share out the tokens of the context"
+    ways = served.decode_context_parallel
+    if ways > 1:
+        yield f"{ways} ranks share out the tokens of the context"
+    elif any(getattr(x, "kv_heads", 1) < served.attention_tp for x in model.attention_layers):
+        yield "ranks with the same KV heads have the same tokens (no decode context parallelism)"
     if result.cost.swa_bytes:
         where = "in one pool with the rest: every layer caches every token"
         if result.layout == "own-pool":
@@ -159,6 +169,13 @@ def _assumed(result: Plan, model: ModelSpec) -> Iterator[str]:
                 f"in a pool of their own: each sequence of {result.sequence:,} tokens caches its last window"
             )
         yield f"windows {where}"
+
+
+def _usual_index(indexed: list[Any], served: Deployment) -> str:
+    """The dtype in which servers keep index keys, if none is asked for."""
+    if indexed[0].kind != "full_attention":
+        return "fp8 with scales"
+    return "bf16" if indexed[0].index_pool > 1 else f"{served.kv_dtype}, as the KV"
 
 
 def _print(result: Plan, model: ModelSpec) -> None:
