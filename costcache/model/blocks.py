@@ -222,7 +222,10 @@ def _compressed_blocks(fields: Fields) -> list[Block]:
             "give one per layer, or correct the number of layers",
         )
     blocks = []
-    for ratio, ffn in zip(ratios[:count], _ffns(fields, count), strict=True):
+    # Every layer has experts; SGLang's class inherits the dense layers of DeepSeek-V3's.
+    ffns = _ffns(fields, count) if fields.has("mlp_layer_types") else ["moe"] * count
+    fields.settle(*_PLACEMENT)
+    for ratio, ffn in zip(ratios[:count], ffns, strict=True):
         if ratio not in (0, 4, 128):
             raise fields.error("compress_ratios", f"contains {ratio}", "known ratios are 0, 4 and 128")
         mixers: tuple[Mixer, ...] = ("sliding", "compressed") if ratio else ("sliding",)

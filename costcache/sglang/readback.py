@@ -93,8 +93,9 @@ def _rows(pool: Any, ratio: int) -> float:
     """Bytes per token of the context, of rows that stand for ``ratio`` tokens each."""
     if pool is None:
         return 0.0
-    buffers = getattr(pool, "index_k_with_scale_buffer", None) or getattr(pool, "kv_buffer", ())
-    return sum(float(x.nbytes) / (len(x) * pool.page_size * ratio) for x in buffers)
+    keys = getattr(pool, "index_k_with_scale_buffer", None)
+    buffers = pool.kv_buffer if keys is None else keys
+    return float(sum(x.nbytes / (len(x) * pool.page_size * ratio) for x in buffers))
 
 
 def _expected(binding: Binding, found: dict[str, float]) -> dict[str, int]:

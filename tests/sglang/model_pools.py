@@ -20,7 +20,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 __all__ = ["ModelPools", "model_pools"]
 
 DTYPES = {"bf16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-PAGES = 4
+PAGES = 2
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from costcache.sglang.build import refuse_pools
 from costcache.sglang.readback import describe_pools, pool_bytes
 from tests.sglang.fuzz import Fuzz
 from tests.sglang.mirror import check_records
-from tests.sglang.pools import Shape, bind, cost_cache, init_params, publish_args, stock_cache
+from tests.sglang.pools import Shape, bind, cost_cache, init_params, publish_args
 from tests.sglang.serving import Server
 
 SHAPE = Shape("v4", 256, tokens=256 * 24, window_tokens=256 * 16)
@@ -42,17 +42,23 @@ def test_random_operations(policy: str) -> None:
     assert not any(pool.fallbacks for pool in fuzz.server.cache.pools.by_name.values())
 
 
-def test_as_much_is_reused_as_by_stock() -> None:
-    servers = [Server(cache, SHAPE) for cache in (stock_cache(SHAPE), cost_cache(SHAPE, trim="off"))]
+def test_reuse_is_that_of_ordinary_windows() -> None:
+    """Pages of 256 and prompts four times as long: the same victims as those of windows in pages of 64."""
+    found = [reuse(SHAPE, 256), reuse(Shape("swa", 64, tokens=64 * 24, window_tokens=64 * 16), 64)]
+    assert sum(found[1])
+    assert [pages // 256 for pages in found[0]] == [pages // 64 for pages in found[1]]
+
+
+def reuse(shape: Shape, page: int) -> list[int]:
+    """Cached tokens of each of 120 requests."""
+    server = Server(cost_cache(shape), shape)
     rng = random.Random(3)
-    found: list[list[int]] = [[], []]
+    cached = []
     for _ in range(120):
-        start = rng.randrange(12) * 3000
-        prompt = range(start, start + rng.choice((300, 600, 1100)))
-        for server, cached in zip(servers, found, strict=True):
-            cached.append(server.serve(prompt, output=[1, 2]))
-    assert 0 < sum(found[0]) <= sum(found[1])
-    assert servers[1].cache.pools.kv.counters.evictions
+        start, pages = rng.randrange(12) * 3000, rng.choice((1, 2, 4))
+        cached.append(server.serve(range(start, start + pages * page + page // 4), output=[1, 2]))
+    assert server.cache.pools.kv.counters.evictions
+    return cached
 
 
 @pytest.mark.parametrize(
