@@ -265,7 +265,7 @@ MODELS: dict[str, Row] = {
             num_attention_heads=64, num_key_value_heads=1, head_dim=512, q_lora_rank=1024,
             o_lora_rank=1024, o_groups=8, hc_mult=4, qk_rope_head_dim=64, sliding_window=128,
             compress_ratios=[0, 0, *[4, 128] * 20, 4, 0], index_head_dim=128, index_n_heads=64,
-            index_topk=512, vocab_size=129_280,
+            index_topk=512, num_nextn_predict_layers=1, vocab_size=129_280,
         ),
     ),
     "kimi-k2": Row("moonshotai/Kimi-K2-Instruct", 32, deepseek(**KIMI_K2)),

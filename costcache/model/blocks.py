@@ -223,7 +223,8 @@ def _compressed_blocks(fields: Fields) -> list[Block]:
         )
     blocks = []
     # Every layer has experts; SGLang's class inherits the dense layers of DeepSeek-V3's.
-    ffns = _ffns(fields, count) if fields.has("mlp_layer_types") else ["moe"] * count
+    experts: list[Ffn] = ["moe"] * count
+    ffns = _ffns(fields, count) if fields.has("mlp_layer_types") else experts
     fields.settle(*_PLACEMENT)
     for ratio, ffn in zip(ratios[:count], ffns, strict=True):
         if ratio not in (0, 4, 128):

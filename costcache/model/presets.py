@@ -148,6 +148,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "index_head_dim": 128,
         "index_n_heads": 64,
         "index_topk": 512,
+        "num_nextn_predict_layers": 1,
         "vocab_size": 129280,
     },
     # moonshotai/Kimi-K2-Instruct

@@ -12,6 +12,7 @@ from costcache.cost import CostModel, attention_flops, layer_bytes, state_bytes,
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.model import CompressedAttention, FullAttention, LatentAttention, ModelSpec, StateSpace
+from costcache.model.presets import PRESETS
 from costcache.plugins import get_plugins
 from tests.unit.small import LLAMA, letters, read, refusal, without
 
@@ -445,3 +446,145 @@ def test_decode_context_parallelism_shares_out_the_tokens() -> None:
         SettingsError, match="decode_context_parallel is 3, which does not divide the 8 ranks"
     ):
         Deployment(tp=8, decode_context_parallel=3)
+
+
+LATENT: dict[str, Any] = {
+    **LLAMA,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"layer_group_size": 2}, "slsl"),
+        ({"layer_group_size": 4}, "sssl"),
+        ({"layer_group_size": [1, 0, 1, 0]}, "slsl"),
+        ({"layer_group_size": 1}, "llll"),
+        ({"layer_group_size": 2, "short_conv_kernel_size": 4, "use_mla_nope": True}, "slsl"),
+        (
+            {"layer_group_size": 3, "kv_lora_rank": None, "q_lora_rank": None, "qk_nope_head_dim": None},
+            "ssff",
+        ),
+    ],
+)
+def test_ling_and_ring_hybrids(changes: dict[str, Any], expected: str) -> None:
+    spec = ModelSpec.from_config({**LATENT, "model_type": "bailing_hybrid", **changes})
+    assert letters(spec) == expected
+    delta = "short_conv_kernel_size" in changes
+    assert {layer.variant for layer in spec.state_layers} <= {"kda" if delta else "lightning"}
+    latent = [layer for layer in spec.layers if isinstance(layer, LatentAttention)]
+    assert {layer.qk_rope_head_dim for layer in latent} <= {0 if delta else 8}
+    assert "layer_group_size has 3 entries for 4 layers" in refusal(LATENT, layer_group_size=[1, 1, 0])
+
+
+def test_longcat_has_attention_twice_in_a_layer_and_experts_that_do_nothing() -> None:
+    config = {
+        "architectures": ["LongcatFlashForCausalLM"], "model_type": "longcat_flash", "vocab_size": 131_072,
+        "hidden_size": 6144, "num_layers": 28, "ffn_hidden_size": 12_288, "expert_ffn_hidden_size": 2048,
+        "num_attention_heads": 64, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 512, "zero_expert_num": 256,
+        "moe_topk": 12,
+    }  # fmt: skip
+    spec = ModelSpec.from_config(config)
+    assert (spec.num_layers, len(spec.layers)) == (56, 56)
+    assert spec.active_params == pytest.approx(27e9, rel=0.02)  # published as an average of 27 B
+    assert token_cost(spec, Deployment()).kv_bytes == 56 * 576 * 2
+
+
+def test_windows_of_latents_have_dimensions_of_their_own() -> None:
+    dots = {
+        "model_type": "dots3_note", "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "sliding_window_size": 32, "swa_kv_lora_rank": 48, "swa_qk_rope_head_dim": 4, "swa_q_lora_rank": 8,
+        "swa_qk_nope_head_dim": 16, "swa_v_head_dim": 8, "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2, "swa_attention_gate_type": "headwise",
+        "attention_gate_type": "headwise",
+    }  # fmt: skip
+    spec = ModelSpec.from_config({**LATENT, **dots})
+    slid, full = spec.layers[0], spec.layers[3]
+    assert isinstance(slid, LatentAttention)
+    assert isinstance(full, LatentAttention)
+    assert (slid.latent_dim, slid.heads, slid.window) == (52, 2, 32)
+    assert (full.latent_dim, full.heads, full.window) == (40, 4, None)
+    cost = token_cost(spec, Deployment())
+    assert (cost.kv_bytes, cost.swa_bytes) == (40 * 2, 3 * 52 * 2)
+    element = ModelSpec.from_config({**LATENT, **dots, "attention_gate_type": "elementwise"})
+    assert element.active_params - spec.active_params == 64 * 4 * 15
+    assert "attention_gate_type is 'new'" in refusal({**LATENT, **dots}, attention_gate_type="new")
+
+
+def test_n_gram_embeddings_have_states_of_their_own() -> None:
+    gated = {
+        "model_type": "qwen4_exp_text", "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "hc_count": 2, "hc_lowrank": 8, "ple_conv_kernel_size": 4,
+        "ngram_size": 3,
+    }  # fmt: skip
+    plain = read(**gated)
+    spec = read(**gated, ple_layer_ids=[1, 3])
+    assert spec.layer_ids == (0, 0, 1, 2, 2, 3)
+    added = 2 * 64 * 2 * 9 * 2  # two layers, two streams of 64 channels, 3 taps of 3 tokens, two bytes
+
+    def states(model: ModelSpec, tp: int) -> int:
+        return token_cost(model, Deployment(tp=tp)).state_bytes
+
+    assert states(spec, 1) - states(plain, 1) == added
+    assert states(spec, 2) - states(plain, 2) == added  # every rank has them in full
+    assert spec.active_params - plain.active_params == 2 * 64 * (2 * 64 + 64)
+    assert "ple_layer_ids contains 5; layers are numbered 1 to 4" in refusal(
+        {**LLAMA, **gated}, ple_layer_ids=[5]
+    )
+
+
+def test_lists_of_layers_in_other_words() -> None:
+    assert letters(read(sliding_window=32, global_attn_every_n_layers=2)) == "sfsf"
+    block: dict[str, Any] = {
+        "num_hybrid_layers_block": 1,
+        "last_layers_types": ["full_attention"],
+        "sliding_window": 32,
+    }
+    assert letters(read(**block, num_hidden_layers=6)) == "ffsssf"
+    assert "hybrid_layers_types_block and its neighbours list 6 layers of 4" in refusal(**block)
+    assert letters(read(**block, num_hidden_layers=6, use_sliding_window=False)) == "ffffff"
+    assert len(read(model_type="nanbeige", num_loops=3).layers) == 12
+    moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    assert (
+        read(**moe, moe_layers_enum=[2, 3]).active_params == read(**moe, moe_layers_enum="2,3").active_params
+    )
+
+
+def test_fields_that_servers_classes_add_change_nothing() -> None:
+    """SGLang hands over the objects of its own classes, which write what they worked out beside the rest."""
+    for name, added in {
+        "granite-4-small": {"mamba_intermediate_size": 8192},
+        "falcon-h1-34b": {"mamba_intermediate": 4096},
+        "qwen3.5-9b": {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512},
+        "deepseek-v4flash": {"v_head_dim": 128, "kv_lora_rank": 512, "first_k_dense_replace": 3},
+    }.items():
+        config = PRESETS[name]
+        part = config.get("text_config", config)
+        changed = ModelSpec.from_config({**part, **added, "architectures": config["architectures"]})
+        whole = ModelSpec.from_config(config)
+        assert (changed.layers, changed.active_params) == (whole.layers, whole.active_params), name
+
+
+def test_the_first_of_two_modalities_is_the_texts() -> None:
+    moe = {"num_experts_per_tok": 2, "moe_layer_start_index": 1, "model_type": "ernie4_5_vl_moe"}
+    pair = read(**moe, moe_num_experts=[4, 2], moe_intermediate_size=[16, 8])
+    assert pair.active_params == read(**moe, moe_num_experts=4, moe_intermediate_size=16).active_params
+
+
+def test_dtypes_of_states_are_priced() -> None:
+    """Three gated delta nets: 14,592 bytes a state in the usual dtypes, 10,752 in these."""
+    spec = read(
+        full_attention_interval=4, linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=16,
+        linear_num_key_heads=2, linear_num_value_heads=4,
+    )  # fmt: skip
+    assert token_cost(spec, Deployment()).state_bytes == 14_592
+    told = Deployment(state_dtype="bf16", conv_dtype="fp32")
+    assert token_cost(spec, told).state_bytes == 10_752
