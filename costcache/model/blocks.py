@@ -194,6 +194,7 @@ def _with_embeddings(fields: Fields, mixers: list[tuple[Mixer, ...]]) -> list[tu
     """Add the short convolutions of Qwen4's n-gram embeddings, whose layers are numbered from 1."""
     numbers = fields.integers("ple_layer_ids")
     if not numbers:
+        fields.settle("ple_conv_kernel_size", "ngram_size")
         return mixers
     wrong = [number for number in numbers if not 1 <= number <= len(mixers)]
     if wrong:

@@ -53,6 +53,7 @@ DRAFT_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_la
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window_pattern": 4},
     "deepseek_v4": {"head_dim": 512, "hc_mult": 4, "o_groups": 8},
+    "falcon": {"multi_query": True},
     "falcon_mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
     "gemma": {"head_dim": 256},
     "gemma2": {"head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 2},
@@ -66,12 +67,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "gpt_bigcode": {"multi_query": True},
     "gpt_oss": {"sliding_window_pattern": 2},
+    "jamba": {"attn_layer_offset": 4},
     "lfm2": {"block_auto_adjust_ff_dim": True, "block_multiple_of": 256},
     "mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
     "mamba2": {"expand": 2, "conv_kernel": 4, "n_groups": 8, "state_size": 128},
     "qwen3_5_moe_text": {"full_attention_interval": 4},
     "qwen3_5_text": {"full_attention_interval": 4},
     "qwen3_next": {"full_attention_interval": 4},
+    "qwen4_exp_text": {"hc_count": 4, "hc_lowrank": 320},
 }
 # Width of a head where the class does not divide the hidden size by the heads.
 _HEAD_DIMS = {

@@ -179,6 +179,7 @@ def window_fields(fields: Fields) -> Fields:
     own = {name: value for name, value in own.items() if value is not None}
     if "kv_lora_rank" not in own:
         return fields
+    fields.integer("swa_qk_rope_head_dim", least=0)
     fields.settle("qk_head_dim")
     data = {**fields.data, **own, "qk_head_dim": None}
     return Fields(data, fields.source, fields.architecture, fields.seen)
@@ -278,8 +279,17 @@ def _latent(fields: Fields, reuses: bool, kv_shared: bool) -> LatentAttention:
     # One latent serves all heads; these are fields of the form that multi-head attention would have.
     fields.settle(*_KV_HEADS, "head_dim", "q_lora_rank")
     topk = fields.optional_integer("index_topk")
+    if topk is None and fields.has("index_head_dim", "index_n_heads"):
+        raise fields.error(
+            "index_topk",
+            "is missing, though other fields describe an indexer",
+            "add it, or remove index_head_dim and index_n_heads",
+        )
     indexed = topk is not None and not reuses
     rope, nope = fields.integer("qk_rope_head_dim", least=0), fields.integer("qk_nope_head_dim")
+    fields.settle("use_mla")
+    if fields.flag("mla_use_nope") and rope:  # GLM-5.3 says both
+        raise fields.error("mla_use_nope", f"is true for a qk_rope_head_dim of {rope}", "correct one of them")
     if fields.flag("use_mla_nope"):  # Ling-3 drops the rotary part of query and key
         rope = 0
         fields.settle("qk_head_dim")

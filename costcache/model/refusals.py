@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costcache.model.fields import Fields
+from costcache.model.required import require_fields
 
 __all__ = ["refuse_kinds", "refuse_uncounted", "refuse_unread"]
 
@@ -43,15 +44,6 @@ _FAMILIES = {
     "xlnet": "two attention streams (XLNet)",
     "xlstm": "recurrent matrix states (xLSTM)",
     "zaya": "convolutions beside attention (Zaya)",
-}
-# Families that are not plain attention, and the fields of which one must say how; without them the
-# remaining fields would read as plain attention.
-_NEEDED = {
-    "deepseek_v32": ("index_topk",),
-    "glm_moe_dsa": ("index_topk",),
-    "kimi_linear": ("linear_attn_config", "layer_types"),
-    "minimax_m3_vl_text": ("sparse_attention_config", "layer_types"),
-    "nemotron_h": ("hybrid_override_pattern", "layers_block_type", "layer_types"),
 }
 # Encoders, other than those with "bert" in their name.
 _ENCODERS = frozenset(
@@ -89,24 +81,25 @@ _ENCODER_TASKS = re.compile(
 
 # Names of fields that change what a token caches or attends to, and what each name means.
 _MEANINGS = {
-    "KV heads": r"(num|n)_.*kv|kv_?heads?|key_value|query_groups?|attention_groups|_kv$|multi_query",
+    "KV heads": r"(num|n)_.*kv|kv_?heads?|key_value|query_groups?|attention_groups|_kv$|multi_query|k_eq_v",
     "widths of heads": r"head_(dim|size|width)|(^|_)d_(head|kv)$|^head(s)?_dim",
     "K/V shared between layers": r"kv.*shar|shar.*kv|cross_layer|kv_source|\bcla\b|yoco",
     "sparse attention": r"spars|lightning|moba|nsa|compress|indexer|_topk_block"
     r"|index_(head|n_|topk|k|block)",
-    "recurrent layers": r"linear_att|retention|delta_rule|recurrent|mamba|ssm|rwkv|gated_delta",
+    "recurrent layers": r"linear_att|retention|delta_rule|recurrent|mamba|ssm|rwkv|gated_delta"
+    r"|short_?conv|sconv|conv_(kernel|dim)|d_conv",
     "attention windows": r"window|chunk_size|chunked|local_att|(global|local)_.*every|dilat",
     "cross-attention": r"cross_att",
     "per-layer settings": r"per_layer|layerwise|by_layer|layer_(config|setting|override|pattern)"
-    r"|block_(config|type|pattern)",
+    r"|block_(config|type|pattern)|layer_(group|ids|idx|indices|indexes)",
     "kinds of attention layers": r"att(n|ention)_(types?$|type_|layer)|layers?_types?$",
-    "latent or repeated layers": r"latent|lora_rank|loop|recurrence|repeat",
+    "latent or repeated layers": r"latent|lora_rank|mla|loop|recurrence|repeat",
 }
 # Fields of these names change neither bytes nor FLOPs of a cached token.
 _HARMLESS = re.compile(
     r"rope|rotary|theta|norm|eps|scal|dropout|_bias$|init|token_id|softcap|clip|limit|router|loss|aux"
     r"|vision|image|audio|video|patch|projector|speech|vit|gate|temperature|alpha|rescale|multiplier"
-    r"|chunk_size_feed_forward|^chunk_size$|mamba_chunk_size|residual|tie_|embed|group_limit|n_group"
+    r"|chunk_size_feed_forward|^chunk_size$|mamba_chunk_size|residual|tie_|embed|group_limit|^n_group$"
     r"|time_step|_kernels?$|mem_eff_path|dt_|proj_bias|conv_bias|attn_implementation|quant|dtype"
     r"|lightning_block|output_|return_|use_cache|pruned|pretraining|mtp_|nextn|draft|jitter|act$|aggregat"
     r"|max_position|longrope|positions|^pp_|^tp_|ngram|vocab_size|factor$"
@@ -142,11 +135,7 @@ def refuse_kinds(fields: Fields) -> None:
             raise fields.error(
                 name, f"says that the model has {what}, which costcache does not support", _BY_HAND
             )
-    needed = _NEEDED.get(fields.model_type)
-    if needed is not None and not fields.has(*needed):
-        raise fields.error(
-            needed[0], f"is missing, which every {fields.model_type} model has", "add it to the config"
-        )
+    require_fields(fields)
     if "assistant" in fields.architecture.lower():
         raise fields.error(
             "architectures",

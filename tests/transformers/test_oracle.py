@@ -20,7 +20,7 @@ from costcache.model import (
     ModelSpec,
     StateSpace,
 )
-from tests.transformers.oracle import Facts, LayerFacts, default_config, examine, names, plain
+from tests.transformers.oracle import COMPLETED, Facts, LayerFacts, default_config, examine, names, plain
 from tests.transformers.reasons import DIFFERENT, REFUSED, UNBUILT, UNREAD
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -125,3 +125,34 @@ def test_every_listed_model_has_one_reason() -> None:
     assert len(listed) == len(set(listed)), "a model is listed twice"
     assert all(reason for _, reason in REFUSED.values())
     assert all([*DIFFERENT.values(), *UNBUILT.values(), *UNREAD.values()])
+
+
+# Fields whose loss is read otherwise than the class would fill it in.
+LEFT_OUT = {
+    ("mistral", "sliding_window"): "published configs that leave it out, or set it to null, have no window",
+    ("exaone4", "max_position_embeddings"): "a window is as long as the longest context by default",
+    ("exaone_moe", "max_position_embeddings"): "a window is as long as the longest context by default",
+    ("olmo3", "max_position_embeddings"): "a window is as long as the longest context by default",
+}
+
+
+def test_what_a_class_fills_in_is_not_read_as_none() -> None:
+    """A default config without one of its fields is the same model: it reads as that, or is refused."""
+    problems = []
+    for name in NAMES:
+        try:
+            whole = plain(default_config(name))
+        except Exception:  # `UNBUILT` has those that must not fail
+            continue
+        spec, _ = _read(whole)
+        if spec is None:
+            continue
+        for field in set(whole) - {"model_type", "architectures"} - set(COMPLETED.get(name, ())):
+            less, _ = _read({key: value for key, value in whole.items() if key != field})
+            same = less is None or (
+                less.layers == spec.layers
+                and abs(less.active_params / spec.active_params - 1) < ACTIVE_TOLERANCE
+            )
+            if not same and (name, field) not in LEFT_OUT:
+                problems.append(f"{name} without {field}")
+    assert not problems, f"read as other models: {', '.join(sorted(problems))}"
