@@ -674,13 +674,15 @@ ALIASES: dict[str, str] = {
 # Rows whose fields were compared with a copy of the published file.
 COMPARED = frozenset(
     {
-        "deepseek-v2-lite", "deepseek-v4flash", "falcon-h1-34b", "gemma-2-27b", "gemma-2-9b", "gemma-4-31b",
-        "glm-4-9b-chat", "glm-4.5", "glm-4.5-air", "glm-4.7-flash", "glm-5", "gpt-oss-120b",
-        "granite-4-small", "kimi-k2", "kimi-k3", "llama-2-70b", "llama-2-7b", "llama-3-70b", "llama-3-8b",
-        "llama-3.2-1b", "llama-3.2-3b", "llama-4-maverick", "llama-4-scout", "mimo-v2-flash", "minimax-m2",
-        "minimax-m3", "mistral-7b", "mixtral-8x7b", "nemotron-3-nano", "nemotron-h-8b", "olmo-3-7b",
-        "phi-3.5-mini", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b", "qwen3-0.6b",
-        "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-next", "qwen3.5-397b", "zamba2-7b",
+        "deepseek-v2-lite", "deepseek-v3", "deepseek-v4flash", "falcon-h1-34b", "gemma-2-27b",
+        "gemma-2-9b", "gemma-4-31b", "glm-4-9b-chat", "glm-4.5", "glm-4.5-air", "glm-4.7-flash",
+        "glm-5", "gpt-oss-120b", "granite-4-small", "kimi-k2", "kimi-k3", "llama-2-70b", "llama-2-7b",
+        "llama-3-70b", "llama-3-8b", "llama-3.1-405b", "llama-3.2-1b", "llama-3.2-3b",
+        "llama-4-maverick", "llama-4-scout", "mimo-v2-flash", "minimax-m2", "minimax-m3", "mistral-7b",
+        "mixtral-8x7b", "nemotron-3-nano", "nemotron-h-8b", "olmo-3-7b", "phi-3.5-mini", "phi-4",
+        "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-14b", "qwen2.5-32b", "qwen2.5-3b", "qwen2.5-72b",
+        "qwen2.5-7b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-14b", "qwen3-32b", "qwen3-4b", "qwen3-8b",
+        "qwen3-next", "qwen3.5-397b", "zamba2-7b",
     }
 )  # fmt: skip
 

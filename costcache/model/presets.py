@@ -57,7 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_nextn_predict_layers": None,
         "vocab_size": 102400,
     },
-    # deepseek-ai/DeepSeek-V3 (not compared; by its parameters)
+    # deepseek-ai/DeepSeek-V3
     "deepseek-v3": {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
@@ -392,7 +392,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "vocab_size": 128256,
     },
-    # meta-llama/Llama-3.1-405B (not compared; by its parameters)
+    # meta-llama/Llama-3.1-405B
     "llama-3.1-405b": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -590,7 +590,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "vocab_size": 152064,
     },
-    # Qwen/Qwen2.5-14B (not compared; by its parameters)
+    # Qwen/Qwen2.5-14B
     "qwen2.5-14b": {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -601,7 +601,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "vocab_size": 152064,
     },
-    # Qwen/Qwen2.5-32B (not compared; by its parameters)
+    # Qwen/Qwen2.5-32B
     "qwen2.5-32b": {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -612,7 +612,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "vocab_size": 152064,
     },
-    # Qwen/Qwen2.5-72B (not compared; by its parameters)
+    # Qwen/Qwen2.5-72B
     "qwen2.5-72b": {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -671,7 +671,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "vocab_size": 151936,
         "head_dim": 128,
     },
-    # Qwen/Qwen3-14B (not compared; by its parameters)
+    # Qwen/Qwen3-14B
     "qwen3-14b": {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -683,7 +683,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "vocab_size": 151936,
         "head_dim": 128,
     },
-    # Qwen/Qwen3-32B (not compared; by its parameters)
+    # Qwen/Qwen3-32B
     "qwen3-32b": {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -925,7 +925,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sliding_window": 262144,
         "max_position_embeddings": 131072,
     },
-    # microsoft/phi-4 (not compared; by its parameters)
+    # microsoft/phi-4
     "phi-4": {
         "architectures": ["Phi3ForCausalLM"],
         "model_type": "phi3",
