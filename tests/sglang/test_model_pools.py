@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from costcache.binding import Binding
 from costcache.cost import TokenCost, token_cost
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.model.presets import PRESETS
 from costcache.plugins import get_plugins
-from costcache.sglang.readback import index_dtype, pool_bytes, state_dtypes
+from costcache.settings import Settings, read_settings
+from costcache.sglang.readback import describe_pools, index_dtype, pool_bytes, state_dtypes
 from tests.sglang.model_pools import ModelPools, model_pools
 from tests.sglang.tiny_models import KINDS, SERVED
 
@@ -93,3 +95,39 @@ def test_states_in_the_dtypes_that_the_server_is_told(
     pools = built(name, tmp_path)
     assert pool_bytes(pools)["state"] != usual
     check(pools, priced(pools))
+
+
+SHARING: dict[str, Any] = {
+    "architectures": ["Gemma3nForCausalLM"],
+    "model_type": "gemma3n_text",
+    "hidden_size": 64,
+    "intermediate_size": [128] * 4,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_kv_shared_layers": 2,
+    "sliding_window": 64,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "activation_sparsity_pattern": [0.0] * 4,
+    "hidden_size_per_layer_input": 8,
+    "laurel_rank": 4,
+    "vocab_size": 512,
+    "vocab_size_per_layer_input": 512,
+}
+
+
+def test_the_log_expects_what_sglang_allocates(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Windows in one pool with the rest, and room for layers that read an earlier layer's K/V."""
+    logging.disable(logging.NOTSET)
+    pools = model_pools(SHARING, tmp_path)
+    caplog.clear()
+    binding = Binding.of(
+        get_plugins().read(pools.model_config.hf_config),
+        Deployment(page_size=64),
+        read_settings(Settings, {"policy": "lru"}),
+    )
+    assert (binding.cost.token.kv_bytes, binding.cost.token.swa_bytes) == (128, 128)
+    words = describe_pools(pools, binding)
+    assert "512 B per token of pool 'kv' (cost model: 512), windows in the same pool" in words
+    assert not caplog.records
