@@ -192,16 +192,10 @@ def _shortcut_blocks(fields: Fields) -> list[Block]:
 
 def _with_embeddings(fields: Fields, mixers: list[tuple[Mixer, ...]]) -> list[tuple[Mixer, ...]]:
     """Add the short convolutions of Qwen4's n-gram embeddings, whose layers are numbered from 1."""
-    numbers = fields.integers("ple_layer_ids")
+    numbers = _numbers(fields, "ple_layer_ids", len(mixers), first=1)
     if not numbers:
         fields.settle("ple_conv_kernel_size", "ngram_size")
-        return mixers
-    wrong = [number for number in numbers if not 1 <= number <= len(mixers)]
-    if wrong:
-        raise fields.error(
-            "ple_layer_ids", f"contains {wrong[0]}", f"layers are numbered 1 to {len(mixers)}: correct it"
-        )
-    return [(*m, "embedding") if index + 1 in set(numbers) else m for index, m in enumerate(mixers)]
+    return [(*m, "embedding") if index + 1 in numbers else m for index, m in enumerate(mixers)]
 
 
 def _compressed_blocks(fields: Fields) -> list[Block]:
@@ -376,9 +370,7 @@ def _attention_indices(fields: Fields, count: int) -> set[int] | None:
     for name in ("attn_layer_indices", "full_attn_idxs", "full_attention_layers"):  # Bamba, LFM2, GigaChat
         listed = fields.integers(name)
         if listed is not None:
-            if any(not 0 <= index < count for index in listed):
-                raise fields.error(name, f"is {listed}", f"layers are numbered 0 to {count - 1}: correct it")
-            return set(listed)
+            return _numbers(fields, name, count)
     period = fields.optional_integer("attn_layer_period")  # Jamba
     if period is not None:
         offset = fields.integer("attn_layer_offset", default=0, least=0)
@@ -387,6 +379,16 @@ def _attention_indices(fields: Fields, count: int) -> set[int] | None:
     if interval is not None:
         return {index for index in range(count) if (index + 1) % interval == 0}
     return None
+
+
+def _numbers(fields: Fields, name: str, count: int, first: int = 0) -> set[int]:
+    """Numbers of layers, each listed once. Raises `ConfigError` for one that does not exist, or twice."""
+    listed = fields.integers(name) or []
+    if any(not first <= number < count + first for number in listed) or len(set(listed)) < len(listed):
+        raise fields.error(
+            name, f"is {listed}", f"layers are numbered {first} to {count + first - 1}: list each once"
+        )
+    return set(listed)
 
 
 def _grouped(fields: Fields, count: int) -> set[int] | None:
@@ -487,15 +489,14 @@ def _is_moe(fields: Fields, index: int, count: int) -> bool:
     period = fields.optional_integer("expert_layer_period")  # Jamba
     if period is not None:
         return index % period == fields.integer("expert_layer_offset", default=0, least=0)
-    listed = fields.integers("moe_layers")  # Llama-4
-    if listed is not None:
-        return index in listed
+    if fields.has("moe_layers"):  # Llama-4
+        return index in _numbers(fields, "moe_layers", count)
     if fields.has("moe_layers_enum"):  # Step-3: "3,4,5"
         return index in _enumerated(fields)
     step = fields.optional_integer("interleave_moe_layer_step")  # Llama-4
     if step is not None:
         return (index + 1) % step == 0
-    if index in (fields.integers("mlp_only_layers") or ()):  # Qwen-MoE
+    if index in _numbers(fields, "mlp_only_layers", count):  # Qwen-MoE
         return False
     step = fields.optional_integer("decoder_sparse_step")
     if step is not None:

@@ -536,9 +536,9 @@ def test_n_gram_embeddings_have_states_of_their_own() -> None:
     assert states(spec, 1) - states(plain, 1) == added
     assert states(spec, 2) - states(plain, 2) == added  # every rank has them in full
     assert spec.active_params - plain.active_params == 2 * 64 * (2 * 64 + 64)
-    assert "ple_layer_ids contains 5; layers are numbered 1 to 4" in refusal(
-        {**LLAMA, **gated}, ple_layer_ids=[5]
-    )
+    for wrong in ([5], [0], [3, 3]):
+        message = f"ple_layer_ids is {wrong}; layers are numbered 1 to 4: list each once"
+        assert message in refusal({**LLAMA, **gated}, ple_layer_ids=wrong)
 
 
 def test_lists_of_layers_in_other_words() -> None:
