@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from costcache import generic
 from costcache.guard import HookGuard
 from costcache.plugins import Architecture, PluginManager, get_plugins
+from costcache.policies.windows import make_window_order
 from costcache.pool import Pool
 from costcache.settings import read_settings
 
@@ -108,6 +109,28 @@ class Binding:
         """
         settings = self.settings.model_copy(update={"policy": self.policy})
         return self.plugins.make_order(settings, self.architecture, self.cost, pools)
+
+    def make_window_order(
+        self, pools: tuple[PoolState, ...], *, shared: bool = False
+    ) -> tuple[str, VictimOrder]:
+        """Make a new order for sliding-window KV, of the policy that the chosen one names for it.
+
+        Args:
+            pools: The pool of windows; or, if ``shared``, the one that full KV is in too.
+            shared: Full KV is in the same pool, so that the chosen policy ranks both.
+
+        Raises:
+            PluginError: The order cannot be made.
+            SettingsError: A setting under ``policy_settings`` is wrong.
+        """
+        other = None if shared else self.spec.windows
+        if other is None:
+            name, order = self.make_order(pools)
+            return name, make_window_order(order, leaves_only=self.spec.leaves_only)
+        settings = self.settings.model_copy(update={"policy": other, "policy_settings": {}})
+        _, spec = self.plugins.policy_spec(settings, self.architecture)
+        name, order = self.plugins.make_order(settings, self.architecture, self.cost, pools)
+        return name, make_window_order(order, leaves_only=spec.leaves_only)
 
     def pool(
         self,

@@ -19,9 +19,16 @@ from pydantic import (
 from costcache.errors import SettingsError, reason
 from costcache.model import KVDtype, ModelSpec, StateDtype
 
-__all__ = ["Deployment", "IndexDtype", "KVDtype"]
+__all__ = ["SWA_RATIO", "Deployment", "IndexDtype", "KVDtype", "WindowLayout"]
 
 IndexDtype = Literal["bf16", "fp8", "fp4"]
+
+WindowLayout = Literal["own-pool", "shared-pages", "one-pool"]
+"""Where a server keeps sliding-window KV: in a pool of its own (SGLang); in pages of one pool that it shares
+with the rest (vLLM); or with the rest, every token of it."""
+
+SWA_RATIO = 0.8
+"""SGLang 0.5.23's own ``--swa-full-tokens-ratio``."""
 
 # An fp4 cache keeps a byte of scale per 16 values (SGLang 0.5.23's fp4 pools, NVFP4).
 _FP4_BLOCK = 16
@@ -63,6 +70,29 @@ class Deployment(BaseModel):
         1,
         description="Decode context parallelism: ranks that hold the same KV heads and share out the tokens "
         "of the context.",
+    )
+    window_layout: WindowLayout = Field(
+        "own-pool",
+        description="Sliding windows: a pool of their own, as in SGLang; pages of one pool that they share "
+        "with the rest, as in vLLM; or one pool in which every layer caches every token.",
+    )
+    swa_full_tokens_ratio: PositiveFloat | None = Field(
+        None,
+        le=1.0,
+        description="Sliding windows in a pool of their own: its tokens per token of the full pool, like "
+        f"SGLang's option of the same name. By default SGLang's {SWA_RATIO} where requests are replayed; "
+        "where a capacity is planned, the ratio that sequences of the given length need.",
+    )
+    window_chunk: NonNegativeInt = Field(
+        0,
+        description="Sliding windows: tokens of a prompt that are computed at once (SGLang's "
+        "--chunked-prefill-size, vLLM's --max-num-batched-tokens). A running sequence needs room for the "
+        "window KV of so many tokens beyond its window; 0 leaves that out.",
+    )
+    page_overhead: NonNegativeInt = Field(
+        0,
+        description="Sliding windows: pages of a sequence beyond its window, which may begin and end inside "
+        "pages; vLLM counts 1.",
     )
     state_dtype: StateDtype | None = Field(
         None,
@@ -141,6 +171,16 @@ class Deployment(BaseModel):
         if self.kv_dtype is not None:
             return self
         return self.model_copy(update={"kv_dtype": model.kv_dtype or "bf16"})
+
+    def window_tokens(self, window: int, sequence: int) -> int:
+        """Tokens of window KV, whole pages, that a running sequence of ``sequence`` tokens takes in a layer.
+
+        The window, or all of a shorter sequence; while a prompt is computed in chunks, vLLM counts
+        ``window - 1 + chunk`` (0.33, ``SlidingWindowSpec.max_admission_blocks_per_request``).
+        """
+        most = window - 1 + self.window_chunk if self.window_chunk else window
+        pages = -(-min(most, sequence) // self.page_size) + self.page_overhead
+        return pages * self.page_size
 
     def stages(self, num_layers: int) -> tuple[range, ...]:
         """Layers of each pipeline stage, split as SGLang and vLLM do.

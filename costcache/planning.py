@@ -7,19 +7,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from costcache.cost import TokenCost, WindowLayout, sequence_bytes
-from costcache.deployment import Deployment
+from costcache.cost import TokenCost, pool_sizes, sequence_bytes, split_tokens, window_share
+from costcache.deployment import SWA_RATIO, Deployment, WindowLayout
 from costcache.errors import PluginError, SettingsError
 from costcache.plugins import Architecture
 from costcache.records import PoolState
 from costcache.settings import Settings
 
-__all__ = ["SEQUENCE", "FreeTarget", "Plan", "SequenceLength", "plan"]
+__all__ = ["LENGTHS", "SEQUENCE", "FreeTarget", "Plan", "SequenceLength", "plan"]
 
 SEQUENCE = 65_536
 """Tokens of a sequence that `plan` assumes for a model with sliding windows."""
 
-_LENGTHS = (8_192, 32_768, 131_072)
+LENGTHS = (8_192, 32_768, 131_072)
+"""Tokens of the sequences for which the layouts of sliding windows are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,18 @@ class SequenceLength:
 
     Attributes:
         sequence: Tokens of each sequence.
-        tokens: Tokens that fit if windows have a pool of their own: the last window of each sequence.
+        tokens: Tokens that fit if full and window KV each get the memory that the sequences need: in shared
+            pages, or with a pool of windows of the right size.
         one_pool_tokens: Tokens that fit in one pool of all layers.
+        ratio: Tokens of the pool of windows per token of the full pool that would be the right size.
+        split_tokens: Tokens that fit into two pools at the ratio that is set, or SGLang's own.
     """
 
     sequence: int
     tokens: int
     one_pool_tokens: int
+    ratio: float
+    split_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,8 @@ class Plan:
         weights: Bytes of it that the cache cannot use: weights, activations, graphs.
         budget: Bytes for the cache.
         cost: Bytes of a token and of a state on one rank.
-        layout: Where sliding windows are assumed to be cached: in a pool of their own, or with the rest.
+        layout: Where sliding windows are assumed to be cached.
+        ratio: Tokens of the pool of windows per token of the full pool, if it is set.
         sequence: Tokens of a sequence, assumed where windows have their own pool.
         token_bytes: Bytes per cached token, windows included; rounded up.
         tokens: Tokens that fit the budget, whole pages; None for a model without KV.
@@ -88,6 +95,7 @@ class Plan:
     budget: int
     cost: TokenCost
     layout: WindowLayout
+    ratio: float | None
     sequence: int
     token_bytes: int
     tokens: int | None
@@ -116,7 +124,7 @@ def plan(
     memory: int,
     weights: int,
     sequence: int = SEQUENCE,
-    layout: WindowLayout = "own-pool",
+    layout: WindowLayout | None = None,
 ) -> Plan:
     """Analyse one rank.
 
@@ -127,7 +135,7 @@ def plan(
         memory: Bytes of accelerator memory on one rank.
         weights: Bytes of it that the cache cannot use.
         sequence: Tokens of each sequence; matters for sliding windows in a pool of their own.
-        layout: Where the server keeps sliding windows.
+        layout: Where the server keeps sliding windows; as the deployment says by default.
 
     Raises:
         SettingsError: The budget is empty, or a setting is wrong.
@@ -145,20 +153,29 @@ def plan(
     deployment = deployment.serving(model)
     cost = architecture.cost(deployment).token
     page = deployment.page_size
+    where = layout or deployment.window_layout
+    ratio = deployment.swa_full_tokens_ratio if where == "own-pool" and cost.swa_bytes else None
 
     def fitting(token: TokenCost, length: int, where: WindowLayout) -> tuple[int, int | None]:
         """Bytes per token, rounded up, and the tokens that fit, in whole pages."""
         size = sequence_bytes(model, deployment, token, length, where)
+        if ratio is not None and where == "own-pool":
+            tokens = split_tokens(model, deployment, *pool_sizes(budget, token, ratio, page), length)
+            return -(-budget // tokens) if tokens else -(-size // length), tokens
         return -(-size // length), budget * length // size // page * page if size else None
 
-    token_bytes, tokens = fitting(cost, sequence, layout)
+    token_bytes, tokens = fitting(cost, sequence, where)
     unpacked = cost.model_copy(update={"kv_bytes": cost.decompressed_kv_bytes})
-    decompressed, decompressed_tokens = fitting(unpacked, sequence, layout)
+    decompressed, decompressed_tokens = fitting(unpacked, sequence, where)
     lengths = [
         SequenceLength(
-            length, fitting(cost, length, "own-pool")[1] or 0, fitting(cost, length, "one-pool")[1] or 0
+            length,
+            fitting(cost, length, "shared-pages")[1] or 0,
+            fitting(cost, length, "one-pool")[1] or 0,
+            round(float(window_share(model, deployment, length)) / length, 6),
+            split_tokens(model, deployment, *pool_sizes(budget, cost, ratio or SWA_RATIO, page), length),
         )
-        for length in _LENGTHS
+        for length in LENGTHS
         if cost.swa_bytes
     ]
     latent = architecture.model.has_latent
@@ -170,7 +187,8 @@ def plan(
         weights=weights,
         budget=budget,
         cost=cost,
-        layout=layout,
+        layout=where,
+        ratio=ratio,
         sequence=sequence,
         token_bytes=token_bytes,
         tokens=tokens,

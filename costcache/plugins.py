@@ -547,6 +547,9 @@ def _check_spec(policy: str, spec: PolicySpec) -> None:
     sees: Any = spec.sees
     if not isinstance(sees, frozenset) or not sees or not sees.issubset(known):
         raise TypeError(f"{policy!r}: sees is {sees!r}, not a frozenset of one or more of {_words(known)}")
+    windows: Any = spec.windows
+    if windows is not None and not isinstance(windows, str):
+        raise TypeError(f"{policy!r}: windows is {windows!r}, not the name of a policy or None")
     if not isinstance(spec.explains, bool):
         raise TypeError(f"{policy!r}: explains is {spec.explains!r}, not True or False")
 

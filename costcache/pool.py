@@ -430,13 +430,16 @@ class Pool:
             except Exception as error:
                 self._failed("insert", error)
 
-    def split(self, prefix: NodeRecord, tail: NodeRecord, *, locked: bool | None = None) -> None:
+    def split(
+        self, prefix: NodeRecord, tail: NodeRecord, *, locked: bool | None = None, flat: bool = False
+    ) -> None:
         """The first tokens of a node became a node of their own.
 
         Args:
             prefix: The new record, with the depth and the tokens that it takes.
             tail: The record of the node, which keeps its identity, its state and its pins.
             locked: Whether the prefix is locked; as the tail is by default.
+            flat: Both stay leaves under the root, as all records of a flat pool do.
         """
         parent, tokens = tail.parent, prefix.tokens
         self._serial = prefix.serial = serial = self._serial + 1
@@ -444,7 +447,7 @@ class Pool:
         prefix.parent = parent
         prefix.inherit(tail)
         prefix.locks = int(tail.locks > 0 if locked is None else locked)
-        if self.flat:
+        if flat or self.flat:
             self.root.live_children += 1
             if tail.pins and not prefix.locks:
                 self.pinned -= tokens

@@ -343,9 +343,12 @@ class RequestRecord:
         counted: Tokens of its prefix whose nodes have already counted this request's use.
         matched: Tokens that its first match found.
         oversized: True once it was longer than the whole pool.
+        branch: With windows that are ranked apart: tokens that its match found cached, usable or not; prompts
+            branch there. -1 if it has not matched, 0 once a window was kept there.
+        windows: Record of the same request among sliding windows that are ranked apart; None without any.
     """
 
-    __slots__ = ("counted", "end", "in_seconds", "matched", "number", "oversized")
+    __slots__ = ("branch", "counted", "end", "in_seconds", "matched", "number", "oversized", "windows")
 
     def __init__(self, number: int, in_seconds: bool = False) -> None:
         self.number = number
@@ -354,3 +357,5 @@ class RequestRecord:
         self.counted = 0
         self.matched = 0
         self.oversized = False
+        self.branch = -1
+        self.windows: RequestRecord | None = None

@@ -42,13 +42,13 @@ class Capacity:
     amount: Fraction | None
     unit: str = ""
 
-    def tokens(self, *, distinct_pages: int, page_size: int, token_bytes: int) -> int | None:
+    def tokens(self, *, distinct_pages: int, page_size: int, token_bytes: int | Fraction) -> int | None:
         """Return the size in tokens, in whole pages; None when unlimited.
 
         Args:
             distinct_pages: Distinct whole pages of the trace at this page size.
             page_size: Tokens per page.
-            token_bytes: Bytes per cached token, on one rank.
+            token_bytes: Bytes per cached token, on one rank, with its share of other pools.
 
         Raises:
             SettingsError: If it is under one page, or in bytes and a token takes none.
@@ -62,7 +62,7 @@ class Capacity:
         elif self.unit == "tok":
             pages = int(self.amount) // page_size
         elif token_bytes > 0:
-            pages = int(self.amount * BYTES[self.unit]) // token_bytes // page_size
+            pages = int(int(self.amount * BYTES[self.unit]) // token_bytes) // page_size
         else:
             raise SettingsError(
                 f"capacity {self.text!r} is in bytes, but a token of this model takes none: "

@@ -60,7 +60,7 @@ class ExplainOptions(Options):
     plot={"metavar": "FILE"},
     tables={"flag": "--save-tables", "metavar": "FILE"},
 )
-@replay_options
+@replay_options()
 @json_option
 def explain(
     trace_path: str,
@@ -102,7 +102,8 @@ def explain(
     # Before the trace is read, which may take long.
     explainable(chosen, model, plugins, tables=tables is not None)
     trace = reading.read(trace_path)[0].in_time_order()
-    served = replay.paged(deployment, trace)
+    # Classes are of nodes with KV of all layers.
+    served = replay.paged(deployment, trace).model_copy(update={"window_layout": "one-pool"})
     simulator = Simulator(
         trace, model, served, plugins=plugins, state_share=replay.state_share, known=replay.known
     )

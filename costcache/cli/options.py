@@ -12,9 +12,19 @@ from costcache.cli.from_models import model_options
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 
-__all__ = ["command_line", "deployment_options", "json_option", "model_option", "split_commas"]
+__all__ = [
+    "WINDOW_OPTIONS",
+    "command_line",
+    "deployment_options",
+    "json_option",
+    "model_option",
+    "split_commas",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+WINDOW_OPTIONS = ("window_layout", "swa_full_tokens_ratio", "window_chunk", "page_overhead")
+"""Fields of a deployment about sliding windows."""
 
 model_option = click.option(
     "--model",

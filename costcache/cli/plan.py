@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 from pydantic import Field
 
 from costcache.cli.from_models import Options, model_options
-from costcache.cli.options import deployment_options, json_option, model_option
+from costcache.cli.options import WINDOW_OPTIONS, deployment_options, json_option, model_option
 from costcache.cli.output import console, echo_json, say
 from costcache.cli.progress import Task, progress_display
 from costcache.cli.reading import TraceOptions, trace_options
 from costcache.cli.workload import read_assignment
-from costcache.deployment import Deployment
+from costcache.deployment import SWA_RATIO, Deployment
 from costcache.errors import SettingsError
 from costcache.settings import Settings
 
@@ -40,11 +40,6 @@ class PlanOptions(Options):
         65_536,
         ge=1,
         description="Sliding windows: tokens of each sequence, which caches its last window and no more.",
-    )
-    window_layout: Literal["own-pool", "one-pool"] = Field(
-        "own-pool",
-        description="Sliding windows: a pool of their own (SGLang, vLLM), or one pool in which every layer "
-        "caches every token.",
     )
     assignments: tuple[str, ...] = Field(
         (),
@@ -71,7 +66,13 @@ class PlanOptions(Options):
 @model_options(Settings, "settings", "headroom")
 @trace_options
 @deployment_options(
-    "page_size", "index_dtype", "state_dtype", "conv_dtype", "draft_layers", "decode_context_parallel"
+    "page_size",
+    "index_dtype",
+    "state_dtype",
+    "conv_dtype",
+    "draft_layers",
+    "decode_context_parallel",
+    *WINDOW_OPTIONS,
 )
 @json_option
 def plan(
@@ -108,7 +109,6 @@ def plan(
         memory=parse_bytes(options.memory, "--memory"),
         weights=parse_bytes(options.weights, "--weights"),
         sequence=options.sequence,
-        layout=options.window_layout,
     )
     fit = None
     if options.trace is not None:
@@ -164,11 +164,24 @@ def _assumed(result: Plan, model: ModelSpec) -> Iterator[str]:
         yield "ranks with the same KV heads have the same tokens (no decode context parallelism)"
     if result.cost.swa_bytes:
         where = "in one pool with the rest: every layer caches every token"
-        if result.layout == "own-pool":
+        if result.ratio is not None:
             where = (
-                f"in a pool of their own: each sequence of {result.sequence:,} tokens caches its last window"
+                f"in a pool of their own, {result.ratio:g} tokens per token of the full pool; sequences of "
+                f"{result.sequence:,} tokens"
             )
+        elif result.layout != "one-pool":
+            pool = (
+                "shared pages"
+                if result.layout == "shared-pages"
+                else "a pool of their own, of the right size"
+            )
+            where = f"in {pool}: each sequence of {result.sequence:,} tokens caches its last window"
         yield f"windows {where}"
+        if result.layout != "one-pool" and (served.window_chunk or served.page_overhead):
+            yield (
+                f"each sequence also takes window KV of {served.window_chunk:,} tokens in computation and "
+                f"{served.page_overhead} page(s) of {served.page_size}"
+            )
 
 
 def _usual_index(indexed: list[Any], served: Deployment) -> str:
@@ -205,10 +218,20 @@ def _print(result: Plan, model: ModelSpec) -> None:
             f"{result.decompressed_tokens:,} tokens if keys and values were cached decompressed"
         )
         line(f"          compression ratio {cost.compression_ratio:.1f} (over the whole model)")
+    if result.lengths:
+        line()
+        line(
+            f"{'sequences':>17}  {'windows apart':>15}  {'at ratio':>9}  {'two pools':>15}  {'one pool':>15}"
+        )
     for length in result.lengths:
         line(
-            f"          sequences of {length.sequence:>7,}: {length.tokens:,} tokens with windows in their "
-            f"own pool, {length.one_pool_tokens:,} in one pool"
+            f"{length.sequence:>10,} tokens  {length.tokens:>15,}  {length.ratio:>9.3f}  "
+            f"{length.split_tokens:>15,}  {length.one_pool_tokens:>15,}"
+        )
+    if result.lengths:
+        line(
+            "windows apart: in shared pages, or in a pool that is that ratio of the full one; two pools: "
+            f"at a ratio of {result.ratio or SWA_RATIO:g}"
         )
     if result.states is not None:
         line(

@@ -98,16 +98,26 @@ class ReplayOptions(Options):
         return own
 
 
-def replay_options(command: F) -> F:
-    """Add the arguments ``replay``, ``settings``, ``reading`` and ``deployment`` with their options."""
-    for add in (
-        deployment_options(),
-        trace_options,
-        model_options(Settings, "settings", "headroom", "trim"),
-        model_options(ReplayOptions, "replay", assignments={"flag": "--set", "metavar": "WHERE.FIELD=VALUE"}),
-    ):
-        command = add(command)
-    return command
+def replay_options(*fields: str) -> Callable[[F], F]:
+    """Add the arguments ``replay``, ``settings``, ``reading`` and ``deployment`` with their options.
+
+    Args:
+        *fields: Fields of the deployment beyond those of every command.
+    """
+
+    def add_all(command: F) -> F:
+        for add in (
+            deployment_options(*fields),
+            trace_options,
+            model_options(Settings, "settings", "headroom", "trim"),
+            model_options(
+                ReplayOptions, "replay", assignments={"flag": "--set", "metavar": "WHERE.FIELD=VALUE"}
+            ),
+        ):
+            command = add(command)
+        return command
+
+    return add_all
 
 
 def with_own_settings(settings: Settings, policy: str, own: dict[str, dict[str, Any]]) -> Settings:
@@ -122,9 +132,8 @@ def pool_tokens(size: Capacity, simulator: Simulator, distinct_pages: int) -> in
     Raises:
         SettingsError: If it is under one page.
     """
-    token = simulator.cost.token
     return size.tokens(
         distinct_pages=distinct_pages,
         page_size=simulator.keys.page_size,
-        token_bytes=token.kv_bytes + token.swa_bytes,
+        token_bytes=simulator.token_bytes,
     )

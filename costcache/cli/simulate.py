@@ -10,7 +10,7 @@ import click
 from pydantic import Field
 
 from costcache.cli.from_models import Options, model_options
-from costcache.cli.options import command_line, json_option, model_option, split_commas
+from costcache.cli.options import WINDOW_OPTIONS, command_line, json_option, model_option, split_commas
 from costcache.cli.output import console, echo_json, say
 from costcache.cli.progress import Task, progress_display
 from costcache.cli.replaying import (
@@ -21,6 +21,7 @@ from costcache.cli.replaying import (
 )
 from costcache.cli.tables import print_details, print_runs, trace_facts
 from costcache.hookspecs import PROJECT
+from costcache.planning import LENGTHS
 from costcache.sim.settings import ServingSettings
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ class SimulateOptions(Options):
         "and 'infinite', an unlimited pool.",
     )
     capacities: tuple[str, ...] = Field(
-        ("5%,10%,20%",), description="Pool sizes to replay; bytes are those of keys and values on one rank."
+        ("5%,10%,20%",),
+        description="Pool sizes to replay; bytes are those of keys and values on one rank, sliding windows "
+        "included.",
     )
     round_up: bool = Field(
         False,
@@ -95,7 +98,7 @@ class SimulateOptions(Options):
     *("concurrency", "decode_seconds", "rate", "load", "service", "outputs"),
     prefix="With --serving, ",
 )
-@replay_options
+@replay_options(*WINDOW_OPTIONS[:3])
 @json_option
 def simulate(
     trace_path: str,
@@ -189,6 +192,7 @@ def simulate(
                 "deployment": simulator.cost.deployment.model_dump(mode="json"),
                 "kv_bytes_per_token": token.kv_bytes,
                 "swa_bytes_per_token": token.swa_bytes,
+                "windows": _windows(simulator, cells),
                 "settings": {"headroom": settings.headroom, "trim": settings.trim, "own": own},
                 "serving": server.model_dump() if options.serving else None,
                 "prefill": simulator.prefill.model_dump(),
@@ -206,6 +210,30 @@ def simulate(
     for kind, path in (("report", options.report), ("plot", options.plot)):
         if path is not None:
             say(out, f"{kind}: {path}")
+
+
+def _windows(simulator: Simulator, cells: list[Cell]) -> dict[str, Any] | None:
+    """What the replay assumed of sliding windows, and what it means; None for a model without any."""
+    layout = simulator.window_layout
+    if layout is None:
+        return None
+    pools = {cell.capacity: cell.capacity_tokens for cell in cells if cell.capacity_tokens is not None}
+    return {
+        "layout": layout,
+        "swa_full_tokens_ratio": simulator.window_ratio if layout == "own-pool" else None,
+        "pools": [
+            {
+                "capacity": name,
+                "window_tokens": simulator.window_capacity(tokens),
+                "fits": [
+                    {"sequence": length, "tokens": fits, "one_pool_tokens": one}
+                    for length in LENGTHS
+                    for fits, one in [simulator.fitting(tokens, length)]
+                ],
+            }
+            for name, tokens in pools.items()
+        ],
+    }
 
 
 def _write_reports(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from costcache.cli.output import console, new_table, say, show
+from costcache.cost import longest_window
+from costcache.planning import LENGTHS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +56,8 @@ def print_runs(
     print_heading(out, simulator)
     also = "" if with_outputs is None else f", {with_outputs:.2%} with generated tokens cached"
     say(out, f"{distinct:,} distinct whole pages; an unlimited pool hits {ideal:.2%} of the tokens{also}")
+    if simulator.windows:
+        say(out, f"assumed: {simulator.windows}")
     say(out)
     gaps = [gap_closed(run, runs) for run in runs]
     timed = any(run.requests_per_second for run in runs)
@@ -99,6 +103,21 @@ def print_runs(
             say(
                 out,
                 f"{oversized:,} requests are longer than the pool of {capacity}: only what fits is cached",
+            )
+    sizes = {run.capacity: run.capacity_tokens for run in runs if run.capacity_tokens is not None}
+    for capacity, tokens in sizes.items() if simulator.windows else ():
+        fits = [simulator.fitting(tokens, length) for length in LENGTHS]
+        held = [f"{fit:,} of {length:,}" for length, (fit, _) in zip(LENGTHS, fits, strict=True)]
+        held[0] = held[0].replace(" of ", " tokens of sequences of ")
+        say(out, f"{capacity} caches {', '.join(held)}; {fits[0][1]:,} in one pool of all layers")
+    for capacity, tokens in sizes.items():
+        room, page = simulator.window_capacity(tokens), simulator.keys.page_size
+        window = longest_window(simulator.cost.spec)
+        if room is not None and room <= window + page:
+            say(
+                out,
+                f"the pool of windows of {capacity} has room for {room:,} tokens, no more than a window of "
+                f"{window:,} and a page: SGLang would not start with it",
             )
     for run in runs:
         if run.fallbacks:

@@ -20,7 +20,7 @@ from costcache.cost.layers import (
 )
 from costcache.cost.model import CostModel
 from costcache.cost.token import CostTerm, TokenCost, token_cost
-from costcache.cost.windows import WindowLayout, sequence_bytes
+from costcache.cost.windows import longest_window, pool_sizes, sequence_bytes, split_tokens, window_share
 
 __all__ = [
     "AttentionFlops",
@@ -29,14 +29,17 @@ __all__ = [
     "LayerBytes",
     "PoolName",
     "TokenCost",
-    "WindowLayout",
     "attention_flops",
     "attention_kv_bytes",
     "compressed_kv_bytes",
     "decompressed_latent_bytes",
     "latent_kv_bytes",
     "layer_bytes",
+    "longest_window",
+    "pool_sizes",
     "sequence_bytes",
+    "split_tokens",
     "state_bytes",
     "token_cost",
+    "window_share",
 ]

@@ -58,6 +58,8 @@ class PolicySpec:
         supports: ``supports(model)`` returns None, or one clear line on why the policy does not serve a model
             that ``sees`` allows.
         sees: What the order looks at, one or more of the words above.
+        windows: Name of the policy that ranks sliding-window KV in a pool of its own, where every record is a
+            leaf, and those that a longer prompt has superseded look like the others; None for this one.
         explains: Whether the order's ``explained()`` tells classes of nodes apart, for ``costcache explain``.
     """
 
@@ -67,6 +69,7 @@ class PolicySpec:
     supports: Callable[[ModelSpec], str | None] = supports_every_model
     sees: frozenset[Sight] = frozenset({"nodes"})
     explains: bool = False
+    windows: str | None = None
 
     @property
     def leaves_only(self) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costcache.binding import Binding
+from costcache.cost import longest_window
 from costcache.deployment import Deployment
+from costcache.errors import SettingsError
 from costcache.eviction import Eviction, EvictionCounters
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager, get_plugins
@@ -19,14 +21,20 @@ from costcache.radix.node import Node, Root
 from costcache.radix.results import CacheStats, Inserted, Match, joined, slots_of
 from costcache.radix.slots import Slots
 from costcache.radix.tree import RadixTree
-from costcache.records import Clock, NodeRecord, RequestInfo, RequestRecord
+from costcache.radix.windows import WindowTree
+from costcache.records import Clock, NodeRecord, PoolState, RequestInfo, RequestRecord
 from costcache.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from costcache.pool import Pool
 
 __all__ = ["PrefixCache", "RadixCache", "deployment_in_pages"]
 
 
 class PrefixCache:
     """A tree of prefixes and the slots of their KV; base of :class:`RadixCache` and of ``StateCache``."""
+
+    _windows: WindowTree | None = None  # the tree, if it caches sliding windows apart
 
     def __init__(self, tree: RadixTree, slots: Slots) -> None:
         """Make a cache of an empty tree.
@@ -45,6 +53,7 @@ class PrefixCache:
         self._freed: list[NDArray[np.int64]] = []
         tree.on_free = self._freed.append
         self._given_out = self._out  # bound once
+        self._find: Callable[[Node, memoryview, RequestRecord], Node] = tree.match
         self._device: Any = None
         self._hits = self._misses = self._hit_tokens = self._asked_tokens = 0
 
@@ -146,9 +155,8 @@ class PrefixCache:
         array = as_int64(tokens, "tokens")
         record = self._pool.begin() if request is None else self._request(request)
         first = record.end is None
-        tree = self._tree
-        root = tree.root((extra_key, cache_salt))
-        match = self._found(tree.match(root, as_key(array, self._page_size), record), first)
+        root = self._tree.root((extra_key, cache_salt))
+        match = self._found(self._find(root, as_key(array, self._page_size), record), first)
         found = match.matched_len
         if first:
             record.matched = found  # a later match finds what the request itself inserted
@@ -166,6 +174,7 @@ class PrefixCache:
         slots: Any = None,
         request: Hashable = None,
         *,
+        window_from: int = 0,
         priority: int = 0,
         extra_key: str | None = None,
         cache_salt: str | None = None,
@@ -178,6 +187,9 @@ class PrefixCache:
                 become the cache's; the others stay the caller's: see :class:`Inserted`. Without
                 slots the cache allocates its own, evicts for them, and adds the head that fits.
             request: The request's name; without it, the insert counts as a separate request.
+            window_from: With a pool of windows: first token whose window KV the request still has, of those
+                that it computed. The cache keeps one window and one page of it, before the end and where
+                prompts branch.
             priority: For the ``priority`` order; a node has the highest of its requests.
             extra_key: See :meth:`match_prefix`.
             cache_salt: See :meth:`match_prefix`.
@@ -190,11 +202,14 @@ class PrefixCache:
         given = self._given(slots, array.size)
         priority = as_whole(priority, "priority")
         record = self._pool.begin() if request is None else self._request(request)
-        tree, pool, page_size = self._tree, self._pool, self._page_size
+        tree, pool, page_size, windows = self._tree, self._pool, self._page_size, self._windows
+        computed = 0 if windows is None else -(-as_count(window_from, "window_from") // page_size) * page_size
         namespace = (extra_key, cache_salt)
         key = as_key(array, page_size)
         node = tree.match(tree.root(namespace), key, record)
         matched = node.depth + node.tokens
+        if windows is not None:
+            computed = max(computed, windows.usable(node).end)
         parts = [] if given is None or not matched else slots_of(node)
         if node.priority < priority:  # then no ancestor has more either
             pool.raise_priority(node, priority)
@@ -218,7 +233,11 @@ class PrefixCache:
                 self._reserve()
                 if self._events:
                     self._events.stored(node, namespace)
-        return Inserted(node, matched, added, given, parts, self._given_out)
+        done = Inserted(node, matched, added, given, parts, self._given_out)
+        if windows is not None:
+            done._keep(windows.keep_both(node, matched, computed, record))
+            self._collect()
+        return done
 
     def finish(self, request: Hashable, info: RequestInfo | None = None) -> None:
         """End a request, once, with the facts known of it; policies learn from them.
@@ -233,7 +252,7 @@ class PrefixCache:
             raise ValueError(f"request {request!r} is not running: finish each request once")
         if info.priority and record.end is not None:
             self._pool.raise_priority(record.end, info.priority)
-        self._pool.finish(record, info)
+        self._tree.finish(record, info)
 
     def lock(self, node: Node) -> None:
         """Protect a node and the prefix before it from eviction, until :meth:`unlock`.
@@ -245,7 +264,7 @@ class PrefixCache:
         """
         if node.parent is None and not isinstance(node, Root):
             raise ValueError(f"{node!r} has been evicted: match its prefix again, then lock")
-        self._pool.pin(node)
+        self._tree.pin(node)
 
     def unlock(self, node: Node) -> None:
         """Undo one :meth:`lock`; nothing happens for a node that a reset dropped.
@@ -257,7 +276,7 @@ class PrefixCache:
             return
         if not node.pins:
             raise ValueError(f"{node!r} is not locked: unlock as often as you lock")
-        self._pool.unpin(node)
+        self._tree.unpin(node)
 
     def refresh(self, node: Node) -> None:
         """Make a prefix recent without counting a use: a waiting request still wants it."""
@@ -334,7 +353,7 @@ class PrefixCache:
         self._slots.evict(joined(parts))
         self._tree.clear()
         for record in self._requests.values():
-            record.end, record.counted = None, 0
+            record.end, record.counted, record.branch, record.windows = None, 0, -1, None
         self._events.cleared()
 
     # -- observers ---------------------------------------------------------------------------
@@ -431,6 +450,12 @@ class RadixCache(PrefixCache):
 
     A request is one sequence of tokens, which may grow. Pass the same ``request`` to its calls,
     so that it counts as one use of each node, and :meth:`finish` it once.
+
+    By default a slot holds a token's KV in all layers. With ``window_pool_size`` the KV of sliding-window
+    layers is cached in a pool of its own and evicted apart: a prefix then matches up to the last point before
+    which a whole window is cached. The window KV of a token is known by the token's slot, as in SGLang's
+    mapping from slots to window slots; the cache counts it and says when it is free
+    (:meth:`on_windows_freed`).
     """
 
     def __init__(
@@ -440,6 +465,7 @@ class RadixCache(PrefixCache):
         page_size: int = 1,
         policy: str = "costcache",
         *,
+        window_pool_size: int | None = None,
         deployment: Deployment | None = None,
         plugins: PluginManager | None = None,
         **settings: Any,
@@ -451,12 +477,15 @@ class RadixCache(PrefixCache):
             pool_size: Slots in the pool, one per token.
             page_size: Tokens per page; only whole pages are cached.
             policy: Name of the eviction policy; ``costcache`` is the one that the model's plugin prefers.
+            window_pool_size: Tokens that the pool of sliding-window KV has room for; None if every slot of
+                the one pool holds all layers. SGLang's ``--swa-full-tokens-ratio`` times ``pool_size``.
             deployment: How the model is served; its page size must be ``page_size``.
             plugins: Where to look for plugins; the process's own by default.
             **settings: Further fields of :class:`costcache.settings.Settings`.
 
         Raises:
-            SettingsError: A setting is wrong.
+            SettingsError: A setting is wrong; the model has no sliding windows, or their pool has no room
+                for one.
             PluginError: No plugin or policy can serve the model.
             ConfigError: The model cannot be read.
         """
@@ -467,8 +496,98 @@ class RadixCache(PrefixCache):
         plugins = get_plugins() if plugins is None else plugins
         spec = plugins.resolve(model) if isinstance(model, str) else model
         chosen = read_settings(Settings, {"policy": policy, **settings})
-        tree = RadixTree(Binding.of(spec, deployment, chosen, plugins=plugins), pool_size)
+        binding = Binding.of(spec, deployment, chosen, plugins=plugins)
+        if window_pool_size is None:
+            super().__init__(RadixTree(binding, pool_size), Slots(pool_size, page_size))
+            return
+        room, window = as_count(window_pool_size, "window_pool_size"), longest_window(spec)
+        if room < window:
+            raise SettingsError(
+                f"window_pool_size is {room}: give room for a window of {window} tokens or more"
+            )
+        tree = WindowTree(binding, pool_size, window_capacity=room)
         super().__init__(tree, Slots(pool_size, page_size))
+        self._windows = tree
+        self._find = tree.find
+
+    # -- sliding windows ---------------------------------------------------------------------
+
+    @property
+    def window_pool(self) -> PoolState | None:
+        """The pool of sliding-window KV as it is now; None if there is one pool."""
+        return None if self._windows is None else self._windows.windows.state()
+
+    def reserve_windows(self, tokens: int) -> bool:
+        """Reserve room for the window KV of a running request, evicting the shortfall.
+
+        Release it before the insert that hands the request's tokens over.
+
+        Returns:
+            Whether there is room; if not, nothing is evicted or reserved.
+
+        Raises:
+            ValueError: Below 0, or the cache has one pool.
+            TypeError: Not a whole number.
+        """
+        pool, wanted = self._window_pool(), as_count(tokens, "tokens")
+        if wanted > pool.free + pool.evictable:
+            return False
+        pool.evict(wanted - pool.free)
+        self._collect()
+        pool.reserved += wanted
+        return True
+
+    def release_windows(self, tokens: int) -> None:
+        """Release reserved room for window KV.
+
+        Raises:
+            ValueError: Below 0 or more than is reserved, or the cache has one pool.
+            TypeError: Not a whole number.
+        """
+        pool, count = self._window_pool(), as_count(tokens, "tokens")
+        if count > pool.reserved:
+            raise ValueError(f"tokens is {count}: {pool.reserved} are reserved in the pool of windows")
+        pool.reserved -= count
+
+    def evict_windows(self, tokens: int) -> Eviction:
+        """Free the window KV of at least ``tokens`` tokens, or all that is evictable if that is less.
+
+        Full KV stays, except that of leaves, from which nothing could resume.
+
+        Returns:
+            As :meth:`evict`; counts are of window KV, ``slots`` has the slots freed with their leaves.
+
+        Raises:
+            ValueError: Below 0, or the cache has one pool.
+            TypeError: Not a whole number.
+        """
+        eviction = self._window_pool().evict(as_count(tokens, "tokens"))
+        eviction.slots = self._out(self._collect())
+        return eviction
+
+    def on_windows_freed(self, freed: Callable[[Any], object]) -> None:
+        """Call ``freed`` with the slots of tokens whose window KV is free from now on.
+
+        Raises:
+            ValueError: The cache has one pool.
+        """
+        self._window_pool()
+        if self._windows is not None:
+            self._windows.on_free_window = lambda slots: freed(self._out(slots))
+
+    def _window_pool(self) -> Pool:
+        if self._windows is None:
+            raise ValueError("the cache has one pool: give window_pool_size for one of sliding windows")
+        return self._windows.windows
+
+    def _found(self, node: Node, first: bool) -> Match:
+        windows = self._windows
+        return super()._found(node if windows is None else windows.usable(node), first)
+
+    def _fit(self, node: Node, tokens: int) -> int:
+        if self._windows is None:
+            return super()._fit(node, tokens)
+        return self._windows.make_room(node, tokens, 0)[0]
 
 
 def deployment_in_pages(deployment: Deployment | None, page_size: int) -> Deployment:

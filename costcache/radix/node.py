@@ -29,9 +29,10 @@ class Node(NodeRecord):
         checksum: CRC-32 of the whole prefix through this node; None until it is needed.
         edge: Bytes of the first page, by which its parent finds the node.
         hashes: Hash of the prefix up to each page; None unless the cache has observers.
+        window: Record of the node's sliding-window KV, in a cache that evicts it alone; None without any.
     """
 
-    __slots__ = ("checksum", "children", "edge", "hashes", "key", "slots")
+    __slots__ = ("checksum", "children", "edge", "hashes", "key", "slots", "window")
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Node(NodeRecord):
         self.children: dict[bytes, Node] = {}
         self.hashes: list[int] | None = None
         self.checksum: int | None = None
+        self.window: NodeRecord | None = None
 
     def prefix_hash(self, offset: int = 0) -> int | None:
         """See :class:`costcache.records.NodeRecord`; None for a root and for an evicted node."""

@@ -55,7 +55,7 @@ class Inserted:
         inserted_len: Tokens that were added.
     """
 
-    __slots__ = ("_given", "_out", "_parts", "inserted_len", "matched_len", "node")
+    __slots__ = ("_given", "_out", "_parts", "_windows", "inserted_len", "matched_len", "node")
 
     def __init__(
         self,
@@ -72,6 +72,26 @@ class Inserted:
         self._out = out
         self._given = given
         self._parts = parts
+        self._windows: list[tuple[int, NDArray[np.int64]]] = []
+
+    def _keep(self, nodes: list[Node]) -> None:
+        """Note that the cache took over the window KV of some nodes, unless it was evicted again."""
+        for node in nodes:
+            if node.window is not None and node.slots is not None:
+                self._windows.append((node.depth, node.slots))  # the slots of now
+
+    @property
+    def windows(self) -> Any:
+        """The tokens whose window KV the cache took over: two rows of slots, int64 of shape [2, n].
+
+        The caller's slots, which name that KV so far, and the cache's slots, which name it from now on. They
+        are equal unless the tokens are duplicates.
+        """
+        mine, cached = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for start, slots in self._windows:
+            cached.append(slots)
+            mine.append(slots if self._given is None else self._given[start : start + slots.size])
+        return self._out(np.stack((np.concatenate(mine), np.concatenate(cached))))
 
     @property
     def duplicates(self) -> Any:

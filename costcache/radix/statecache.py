@@ -142,7 +142,7 @@ class StateCache(PrefixCache):
             super().match_prefix(tokens, request, extra_key=extra_key, cache_salt=cache_salt),
         )
 
-    def insert(
+    def insert(  # type: ignore[override]  # there are no windows apart, so no window_from
         self,
         tokens: Any,
         slots: Any = None,

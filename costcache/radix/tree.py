@@ -9,7 +9,7 @@ from mypy_extensions import mypyc_attr
 
 from costcache.eviction import Refused
 from costcache.radix.node import Node, Root, shared_pages
-from costcache.records import Action, NodeRecord, RequestRecord, Victim
+from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +76,13 @@ class RadixTree:
 
     # -- requests ----------------------------------------------------------------------------
 
-    def match(self, root: Node, key: bytes | memoryview, request: RequestRecord) -> Node:
+    def match(
+        self,
+        root: Node,
+        key: bytes | memoryview,
+        request: RequestRecord,
+        unused: list[NodeRecord] | None = None,
+    ) -> Node:
         """Walk down from ``root`` as far as ``key`` matches, and use the nodes that match.
 
         A match that ends inside a node splits it: the part that was used and the part that was not
@@ -86,12 +92,14 @@ class RadixTree:
             root: The root to start from.
             key: Format ``B``, a whole number of pages.
             request: The request that uses them; each node counts one use per request.
+            unused: Collects the nodes that match, parents first, for a caller that decides which of them are
+                used; then none is, and the request has no end yet.
 
         Returns:
             The deepest node that matched, all of it; ``node.end`` tokens match.
         """
         page_bytes = self.page_bytes
-        path: list[NodeRecord] = []
+        path: list[NodeRecord] = [] if unused is None else unused
         node, at, size = root, 0, len(key)
         while at < size:
             child = node.children.get(bytes(key[at : at + page_bytes]))
@@ -107,6 +115,8 @@ class RadixTree:
                 end = size  # nothing further can match
             at = end
             path.append(node)
+        if unused is not None:
+            return node
         pool = self.pool
         pool.clock.accesses += 1
         pool.use(path, request)
@@ -119,6 +129,18 @@ class RadixTree:
         path: list[NodeRecord] = [*node.path()]
         path.reverse()  # the prefix last: it stays more recent than its suffix
         self.pool.use(path, None)
+
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        """A request ended."""
+        self.pool.finish(request, info)
+
+    def pin(self, node: Node) -> None:
+        """Protect a node and the prefix before it from eviction until :meth:`unpin`."""
+        self.pool.pin(node)
+
+    def unpin(self, node: Node) -> None:
+        """Undo one :meth:`pin`."""
+        self.pool.unpin(node)
 
     # -- structure ---------------------------------------------------------------------------
 

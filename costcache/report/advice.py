@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from costcache.deployment import SWA_RATIO
 from costcache.report.choice import ENOUGH, MATTERS, choose, failed, mean_rate
 from costcache.report.words import listed, points, seconds, share, size
 from costcache.settings import Settings
@@ -355,7 +356,9 @@ def _sizes(material: Material, chosen: Replay) -> list[str]:
     """SGLang's options for the sizes of the pools; those of a shared or unlimited memory are left to it."""
     pool, part = material.pool(chosen.run), material.state_share
     if not material.state_bytes:
-        return [f"--max-total-tokens {pool}"]
+        ratio = material.window_ratio
+        split = [] if ratio in (None, SWA_RATIO) else [f"--swa-full-tokens-ratio {ratio:g}"]
+        return [f"--max-total-tokens {pool}", *split]
     if part is None:
         return ["--enable-unified-memory"]
     if chosen.run.capacity_tokens is None:

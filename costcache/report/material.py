@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costcache._version import __version__
+from costcache.planning import LENGTHS
 from costcache.settings import Settings
 from costcache.sim.engine import OFFLINE
 from costcache.sim.results import Run, gap_closed
@@ -104,6 +105,10 @@ class Material:
         optimum: Pool tokens and token hit rate of the offline optimum; empty where it does not apply.
         lru: The same for LRU, at many capacities; empty if one pass cannot give them.
         bins: The time bins.
+        windows: Where sliding windows are assumed to be cached, in words; empty for a model without any.
+        window_ratio: Tokens of the pool of windows per token of the full pool; None without such a pool.
+        lengths: What that means for the largest pool: the length of sequences, the tokens of them that fit,
+            and those that would in one pool of all layers.
     """
 
     version: str
@@ -129,6 +134,9 @@ class Material:
     optimum: tuple[tuple[int, float], ...]
     lru: tuple[tuple[int, float], ...]
     bins: TimeBins
+    windows: str = ""
+    window_ratio: float | None = None
+    lengths: tuple[tuple[int, int, int], ...] = ()
 
     def pool(self, run: Run) -> int:
         """Tokens in a run's pool; those of all distinct pages if it is unlimited."""
@@ -207,6 +215,7 @@ def gather(
         cell for cell in cells if cell.settings.policy == "lru" and cell.serving is None and not cell.tree
     ]
     token = simulator.cost.token
+    largest = max(sizes.values())
     return Material(
         version=__version__,
         command=_text(command),
@@ -218,7 +227,12 @@ def gather(
         input_tokens=ideal.input_tokens,
         page_size=page,
         deployment=simulator.cost.deployment.model_dump(mode="json"),
-        token_bytes=int(token.kv_bytes + token.swa_bytes),
+        token_bytes=int(simulator.token_bytes),
+        windows=simulator.windows,
+        window_ratio=simulator.window_ratio if simulator.window_layout == "own-pool" else None,
+        lengths=tuple(
+            (length, *simulator.fitting(largest, length)) for length in LENGTHS if simulator.windows
+        ),
         state_bytes=int(token.state_bytes),
         state_share=simulator.arguments[3]["state_share"],
         distinct_tokens=distinct,

@@ -109,6 +109,17 @@ def _replayed(material: Material) -> str:
         f"{material.input_tokens:,} prompt tokens",
         "Model": f"{material.model}, {', '.join([*ways, 'KV cache in ' + str(served['kv_dtype'])])}; "
         f"a cached token takes {each}",
+        **(
+            {
+                "Windows": f"{material.windows}; of the largest pool this makes "
+                + ", ".join(
+                    f"{fit:,} tokens of sequences of {length:,}" for length, fit, _ in material.lengths
+                )
+                + f" ({material.lengths[0][2]:,} in one pool of all layers)"
+            }
+            if material.windows
+            else {}
+        ),
         "Pages": f"{material.page_size:,} tokens each; "
         f"{material.distinct_tokens:,} tokens in distinct whole pages"
         + (f", {size(material.distinct_tokens * material.token_bytes)}" if material.token_bytes else ""),

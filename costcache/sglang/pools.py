@@ -91,6 +91,7 @@ class Pools:
             host.take,
             unit="states" if name == "state" else "tokens",
             measure=host.pool_state,
+            make_order=self.binding.make_window_order if name == "swa" else None,
             ranked=ranked,
             clock=self.clock,
             flat=name != "kv",

@@ -11,10 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from costcache.binding import Binding
+from costcache.cost import longest_window, sequence_bytes, split_tokens
+from costcache.deployment import SWA_RATIO
 from costcache.errors import SettingsError
 from costcache.plugins import PluginManager, get_plugins
 from costcache.radix.tree import RadixTree
@@ -25,15 +28,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from costcache.deployment import Deployment
+    from costcache.deployment import Deployment, WindowLayout
     from costcache.model import ModelSpec
     from costcache.orders import VictimOrder
     from costcache.radix.states import StateTree
+    from costcache.radix.windows import WindowTree
     from costcache.records import NodeRecord
     from costcache.settings import Settings
     from costcache.sim.paths import PageOutcome, PagePaths
     from costcache.sim.requests import Known
-    from costcache.sim.serving import ServingSettings
+    from costcache.sim.serving import Server, ServingSettings
     from costcache.sim.stack import LRUCurve
     from costcache.sim.trace import Trace
 
@@ -254,7 +258,89 @@ class Simulator:
             tokens = int(self.trace.input_tokens.sum()) + outputs
             rest = max(self._deployment.page_size, self.trace.block_size)  # partial pages and blocks
             capacity_tokens = tokens + (2 * len(self.trace) + 1) * rest
+            unlimited: int | None = capacity_tokens if self.window_layout == "own-pool" else None
+        else:
+            unlimited = None
+        if self.window_layout in ("own-pool", "shared-pages"):
+            return self._empty_window_tree(settings, capacity_tokens, unlimited)
         return RadixTree(self._bind(settings), capacity_tokens, page_bytes=self.keys.bytes_per_page)
+
+    def _empty_window_tree(self, settings: Settings, tokens: int, unlimited: int | None) -> WindowTree:
+        from costcache.radix.windows import WindowTree
+
+        windows = self.window_capacity(tokens) if unlimited is None else unlimited
+        return WindowTree(
+            self._bind(settings), tokens, window_capacity=windows, page_bytes=self.keys.bytes_per_page
+        )
+
+    @cached_property
+    def window_layout(self) -> WindowLayout | None:
+        """Where the replay keeps sliding windows; None for a model without any.
+
+        Models with states, and those whose every layer slides, are replayed with one pool of all layers.
+        """
+        token = self.cost.token
+        if not token.swa_bytes:
+            return None
+        if self._model.has_states or not token.kv_bytes:
+            return "one-pool"
+        return self._deployment.window_layout
+
+    @property
+    def window_ratio(self) -> float:
+        """Tokens of the pool of windows per token of the full pool."""
+        return self._deployment.swa_full_tokens_ratio or SWA_RATIO
+
+    @property
+    def token_bytes(self) -> Fraction:
+        """Bytes on one rank per token of a capacity: a token's KV, and its share of the pool of windows."""
+        token = self.cost.token
+        share = Fraction(1)
+        if self.window_layout == "own-pool":
+            share = Fraction(self.window_ratio).limit_denominator(10**6)
+        return token.kv_bytes + share * token.swa_bytes
+
+    @property
+    def windows(self) -> str:
+        """Where the replay keeps sliding windows, in words; empty for a model without any."""
+        layout = self.window_layout
+        if layout is None:
+            return ""
+        tokens = longest_window(self._model)
+        if layout == "own-pool":
+            where = f"in a pool of their own, {self.window_ratio:g} tokens for each token of the full pool"
+        elif layout == "shared-pages":
+            where = "in pages that they share with full KV"
+        elif self._model.has_states:
+            where = "in one pool of all layers, as for every model with states"
+        elif not self.cost.token.kv_bytes:
+            where = "in one pool of all layers, since every layer slides"
+        else:
+            where = "in one pool of all layers, which cache every token"
+        return f"windows of {tokens:,} tokens {where}"
+
+    def fitting(self, capacity_tokens: int, sequence: int) -> tuple[int, int]:
+        """Tokens of sequences of one length that a capacity can cache: as assumed, and in one pool."""
+        token, served = self.cost.token, self.cost.deployment
+        memory = int(capacity_tokens * self.token_bytes)
+        one = memory // (token.kv_bytes + token.swa_bytes)
+        layout = self.window_layout
+        if layout == "own-pool":
+            windows = self.window_capacity(capacity_tokens) or 0
+            fits = split_tokens(self._model, served, capacity_tokens, windows, sequence)
+        elif layout == "shared-pages":
+            fits = memory * sequence // sequence_bytes(self._model, served, token, sequence, layout)
+        else:
+            fits = one
+        page = served.page_size
+        return fits // page * page, one // page * page
+
+    def window_capacity(self, capacity_tokens: int) -> int | None:
+        """Tokens of the pool of windows beside a full pool of so many; None without one."""
+        if self.window_layout != "own-pool":
+            return None
+        page = self._deployment.page_size
+        return int(capacity_tokens * self.window_ratio) // page * page
 
     def _bind(self, settings: Settings) -> Binding:
         return Binding.of(self._model, self._deployment, settings, plugins=self._plugins)
@@ -276,6 +362,11 @@ class Simulator:
             return replay(
                 self.trace, self.keys, tree, always_free=always_free, known=self._known, progress=progress
             )
+        server: type[Server] | None = None
+        if self.window_layout in ("own-pool", "shared-pages"):
+            from costcache.sim.windowed import WindowServer
+
+            server = WindowServer
         return serve(
             self.trace,
             self.keys,
@@ -285,6 +376,7 @@ class Simulator:
             always_free=always_free,
             known=self._known,
             progress=progress,
+            server=server,
         )
 
     def _empty_state_tree(self, settings: Settings, capacity_tokens: int | None) -> StateTree:
@@ -341,7 +433,7 @@ class Simulator:
         if not self._model.has_states:
             from costcache.sim.optimum import optimum
 
-            pages = self._in_pages(capacity_tokens)
+            pages = self._in_pages(self._most_tokens(capacity_tokens))
             return self._pages(policy, lambda: optimum(self.paths, pages, progress))
         from costcache.sim.future import Clairvoyant
         from costcache.sim.replay import replay
@@ -385,6 +477,12 @@ class Simulator:
             tree=False,
         )
 
+    def _most_tokens(self, capacity_tokens: int | None) -> int | None:
+        """Tokens of full KV that fit if windows took nothing: the offline bound knows no windows."""
+        if capacity_tokens is None or self.window_layout != "shared-pages":
+            return capacity_tokens
+        return int(capacity_tokens * self.token_bytes) // self.cost.token.kv_bytes
+
     def _in_pages(self, capacity_tokens: int | None) -> int | None:
         return None if capacity_tokens is None else capacity_tokens // self._deployment.page_size
 
@@ -392,6 +490,7 @@ class Simulator:
         architecture = self._architecture
         return (
             not self._model.has_states
+            and self.window_layout in (None, "one-pool")
             and not settings.headroom
             and not settings.architecture
             and settings.trim in ("auto", "exact")

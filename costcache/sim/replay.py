@@ -2,7 +2,7 @@
 
 Prompts are cached, generated tokens are not. A model with states also keeps checkpoints, where SGLang keeps
 them: at the end of each prompt, and where a prompt's cached KV reaches past its deepest checkpoint (two
-prompts branch there).
+prompts branch there). Sliding windows that are cached apart are kept at the same places.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from costcache.radix.states import StateTree
+from costcache.radix.windows import WindowTree
 from costcache.sim.loop import no_collector, numbered
 from costcache.sim.requests import RequestInfos
 from costcache.sim.results import Outcome
@@ -50,12 +51,19 @@ def replay(
         progress: Called now and then with the number of requests done since the last call.
     """
     pool, clock = tree.pool, tree.pool.clock
-    match, root_of, namespace, now = tree.match, tree.root, (), time.perf_counter
+    match: Callable[[Node, bytes, RequestRecord], Node] = tree.match
+    root_of, namespace, now = tree.root, (), time.perf_counter
     begin, finish = pool.begin, pool.finish
     times, whole = trace.timestamps.tolist(), keys.tokens.tolist()
     priorities = None if trace.priorities is None else trace.priorities.tolist()
     info = RequestInfos(trace, known).of
-    cache = _Checkpoints(tree) if isinstance(tree, StateTree) else _Prefixes(tree, always_free)
+    cache: _Checkpoints | _Prefixes | _Windows
+    if isinstance(tree, StateTree):
+        cache = _Checkpoints(tree)
+    elif isinstance(tree, WindowTree):
+        cache, finish, match = _Windows(tree, always_free), tree.finish, tree.find
+    else:
+        cache = _Prefixes(tree, always_free)
     serve = cache.serve
     matched: list[int] = []
     with no_collector():
@@ -168,12 +176,54 @@ class _Checkpoints:
         self._tree.attach(node, self._slot)
 
 
+class _Windows:
+    """Reuses and caches prompts and their windows, for a model whose windows are cached apart.
+
+    Attributes:
+        deciding: Seconds spent on evictions.
+    """
+
+    def __init__(self, tree: WindowTree, always_free: bool) -> None:
+        self.deciding = 0.0
+        self._tree = tree
+        self._always_free = always_free
+
+    def serve(self, node: Node, key: bytes, end: int, request: RequestRecord) -> int:
+        """Resume where a whole window is cached; compute and cache the rest of the prompt and its windows.
+
+        Arguments and result as those of :meth:`_Prefixes.serve`.
+        """
+        tree = self._tree
+        usable = tree.usable(node)
+        found = request.matched = usable.depth + usable.tokens
+        computed = end - found
+        if not computed:
+            return found
+        before = time.perf_counter()
+        watermark = not self._always_free
+        # All of it is computed, also what is cached beyond the usable end, which may go for it.
+        windows = tree.in_flight(computed) if tree.chunk else 0
+        room, _ = tree.make_room(usable, computed, windows, watermark=watermark)
+        tree.pool.counters.oversized += room < computed
+        if node is not usable:
+            node = tree.match(tree.root(()), key, request)
+        cached = node.depth + node.tokens
+        added = min(end - cached, room)
+        if added:
+            node = tree.append(node, tree.part(key, cached, added), None, request)
+        tree.keep_both(node, cached, found, request, watermark=watermark)
+        if self._always_free:
+            tree.restore()
+        self.deciding += time.perf_counter() - before
+        return found
+
+
 def outcome_of(
     tree: RadixTree, matched: list[int], seconds: float, deciding: float, ttft: list[float] | None = None
 ) -> Outcome:
     """The outcome of a replay through ``tree``; several pools are added up, as tokens of so many bytes."""
     pool = tree.pool
-    if isinstance(tree, StateTree):
+    if isinstance(tree, StateTree | WindowTree):
         counters = [each.counters for each in tree.pools.values()]
         shortfall, evicted = tree.evicted_tokens()
         trimmed = None

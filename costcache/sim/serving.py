@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from costcache.sim.trace import PageKeys, Trace
     from costcache.sim.ttft import PrefillModel
 
-__all__ = ["ServingSettings", "serve"]
+__all__ = ["Running", "Server", "ServingSettings", "serve"]
 
 
-class _Running(NamedTuple):
+class Running(NamedTuple):
     """A running request; the earliest end sorts first.
 
     Attributes:
@@ -65,6 +65,7 @@ def serve(
     always_free: bool = False,
     known: Known = "server",
     progress: Callable[[int], None] | None = None,
+    server: type[Server] | None = None,
 ) -> Outcome:
     """Replay a trace once on a server, through an empty tree.
 
@@ -78,15 +79,18 @@ def serve(
             eviction has a shortfall.
         known: What the policy is told of requests; see :class:`~costcache.sim.requests.RequestInfos`.
         progress: Called now and then with the number of requests done since the last call.
+        server: Kind of server; one with one pool of KV by default.
 
     Raises:
         SettingsError: If the trace lacks the fields that ``settings`` needs.
     """
     with no_collector():
-        return _Server(trace, keys, tree, prefill, settings, always_free, progress, known).run()
+        return (server or Server)(trace, keys, tree, prefill, settings, always_free, progress, known).run()
 
 
-class _Server:
+class Server:
+    """A server with a queue; one pool of KV."""
+
     def __init__(
         self,
         trace: Trace,
@@ -127,12 +131,18 @@ class _Server:
         self.progress = progress
         self.matched = [0] * len(trace)
         self.ttft = [0.0] * len(trace)
-        self.running: list[_Running] = []
+        self.running: list[Running] = []
         self.free_at = 0.0  # end of the current prefill
         self.deciding = 0.0
         self.head: RequestRecord | None = None  # of the head of the queue, once it was tried
+        self.find: Callable[[Node, bytes, RequestRecord], Node] = tree.match
+        self.begin()
+
+    def begin(self) -> None:
+        """Prepare counts that only some servers keep."""
 
     def run(self) -> Outcome:
+        """Replay the trace; returns the outcome."""
         started = time.perf_counter()
         waiting: deque[int] = deque()
         running, limit = self.running, self.settings.concurrency
@@ -185,23 +195,31 @@ class _Server:
         """Admit the request at the head of the queue and run its prefill; False if it has to wait."""
         tree, pool = self.tree, self.pool
         page = tree.page_size
-        tokens, output = self.inputs[index], self.outputs[index]
         key = bytes(self.keys[index])
-        usable = max(0, tokens - 1) // page * tree.page_bytes  # whole pages without the last token
+        # Whole pages without the last token, which is always computed.
+        usable = max(0, self.inputs[index] - 1) // page * tree.page_bytes
         clock = pool.clock
         clock.advance(max(now, clock.now))
         request = self.head
         if request is None:
             request = self.head = pool.begin()
         # A waiting request matches again: its prefix stays recent, and its use counts once.
-        node = tree.match(tree.root(()), key[:usable], request)
+        node = self.find(tree.root(()), key[:usable], request)
+        if not self.run_prompt(index, now, node, request, alone=alone):
+            return False
+        self.head = None
+        self.restore()
+        return True
+
+    def run_prompt(self, index: int, now: float, node: Node, request: RequestRecord, *, alone: bool) -> bool:
+        """Admit a request that matched up to ``node``, and cache its prompt; False if it has to wait."""
+        pool, page = self.pool, self.tree.page_size
         found = request.matched = node.depth + node.tokens
         pool.pin(node)
-        need = -(-(tokens + output) // page) * page - found
+        need = -(-(self.inputs[index] + self.outputs[index]) // page) * page - found
         if need > pool.free + pool.evictable and not alone:
             pool.unpin(node)
             return False
-        self.head = None
         if need > pool.free:
             before = time.perf_counter()
             pool.evict(need - pool.free, watermark=self.watermark)
@@ -209,17 +227,25 @@ class _Server:
         reserved = min(need, pool.free)  # less than needed only for a request larger than the pool
         pool.counters.oversized += reserved < need
         pool.reserved += reserved
+        self.prefilled(index, now, found)
+        node, reserved = self.cache_prompt(index, bytes(self.keys[index]), node, reserved, request)
+        self.admitted(index, now, node, reserved, request)
+        return True
+
+    def prefilled(self, index: int, now: float, found: int) -> None:
+        """Run a prefill, of all but the ``found`` tokens."""
+        tokens = self.inputs[index]
         took = self.prefill.one(max(1, tokens - found) if tokens else 0, found)
         self.free_at = now + took
         self.ttft[index] = self.free_at - self.load.arrivals[index]
         self.matched[index] = found
-        node, reserved = self.cache_prompt(index, key, node, reserved, request)
-        self.restore()
-        ends = self.free_at + max(0, output - 1) * self.settings.decode_seconds
+
+    def admitted(self, index: int, now: float, node: Node, reserved: int, request: RequestRecord) -> None:
+        """Let a request run until it ends."""
+        ends = self.free_at + max(0, self.outputs[index] - 1) * self.settings.decode_seconds
         if self.service and self.service[index] >= 0.0:
             ends = max(self.free_at, now + self.service[index])
-        heapq.heappush(self.running, _Running(ends, index, node, reserved, request))
-        return True
+        heapq.heappush(self.running, Running(ends, index, node, reserved, request))
 
     def cache_prompt(
         self, index: int, key: bytes, node: Node, reserved: int, request: RequestRecord
@@ -255,19 +281,23 @@ class _Server:
         self.prioritize(leaf, index)
         return leaf, reserved - max(0, added)
 
-    def finish(self, ended: _Running) -> None:
+    def finish(self, ended: Running) -> None:
         """End a request: cache its output, free its slots, unlock its prefix."""
-        pool = self.pool
-        clock = pool.clock
+        clock = self.pool.clock
         clock.advance(max(ended.ends, clock.now))
+        self.release(ended)
+        self.restore()
+        self.load.ended(ended.number, ended.ends)
+
+    def release(self, ended: Running) -> None:
+        """Cache the output of a request, free its slots, unlock its prefix."""
+        pool = self.pool
         reserved = ended.reserved if self.keys_after is None else self.cache_output(self.keys_after, ended)
         pool.reserved -= reserved
         pool.unpin(ended.node)
         pool.finish(ended.request, self.infos.of(ended.number, self.matched[ended.number]))
-        self.restore()
-        self.load.ended(ended.number, ended.ends)
 
-    def cache_output(self, keys: PageKeys, ended: _Running) -> int:
+    def cache_output(self, keys: PageKeys, ended: Running) -> int:
         """Move the output's whole pages from the request to the tree; returns the slots it still owns."""
         tokens = int(keys.tokens[ended.number])
         if tokens <= self.whole[ended.number]:

@@ -46,6 +46,8 @@ class Running:
 
     number: int
     counted: int = 0
+    windows_counted: int = 0
+    branch: int = -1
     end: Place = field(default_factory=lambda: Place(None))
 
 

@@ -175,8 +175,11 @@ def test_bytes_count_sliding_layers_as_plan_does_in_one_pool(chat: Path, tmp_pat
             }
         )
     )
-    simulated = json.loads(answer("simulate", chat, "--model", config, "--capacity", "1GB", "--json"))
-    own = ("--memory", "1GB", "--page-size", "16", "--window-layout", "one-pool")
+    layout = ("--window-layout", "one-pool")
+    simulated = json.loads(
+        answer("simulate", chat, "--model", config, "--capacity", "1GB", *layout, "--json")
+    )
+    own = ("--memory", "1GB", "--page-size", "16", *layout)
     planned = json.loads(answer("plan", "--model", config, *own, "--json"))
     assert simulated["runs"][0]["capacity_tokens"] == planned["tokens"]
 

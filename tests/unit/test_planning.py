@@ -295,3 +295,49 @@ def test_settings_models_of_the_wrong_type_are_refused() -> None:
 def test_a_deployment_that_does_not_fit_is_not_the_plugins_fault() -> None:
     with pytest.raises(SettingsError, match=r"^pp is 100 for 61 layers; use at most 61$"):
         analyse("deepseek-v3", pp=100)
+
+
+OLMO = get_plugins().resolve("olmo-3-7b")
+
+
+def served(memory: float, **deployment: Any) -> Plan:
+    return plan(
+        get_plugins().match(OLMO),
+        Deployment(page_size=16, **deployment),
+        Settings(),
+        memory=int(memory * GIB),
+        weights=0,
+        sequence=34_048,
+    )
+
+
+def test_a_running_sequence_takes_what_is_computed_at_once_and_a_page() -> None:
+    """Concurrencies of vLLM pull request 29796: 11.12 at 34,048 tokens and 23.73 at 6,144, of one pool."""
+    running = {"window_chunk": 2048, "page_overhead": 1}
+    result = served(71.32, **running)
+    assert result.tokens is not None
+    assert result.tokens / 34_048 == pytest.approx(11.12, abs=0.005)
+    block = 16 * 8 * 16_384  # of 8 layers, as vLLM groups them
+    at_6144 = Deployment(page_size=16, **running).window_tokens(4096, 6144) // 16
+    assert 71.32 * GIB / block / (6144 // 16 + 3 * at_6144) == pytest.approx(23.73, abs=0.005)
+    assert served(57.18).tokens == 344_192
+    assert served(57.18, window_layout="one-pool").tokens == 117_104
+
+
+def test_two_pools_hold_what_the_scarcer_one_has_room_for() -> None:
+    scarce, ample = (served(57.18, swa_full_tokens_ratio=ratio) for ratio in (0.05, 0.5))
+    assert (scarce.ratio, scarce.layout) == (0.05, "own-pool")
+    size = 57.18 * GIB
+    full = size / (131_072 + 0.5 * 393_216)
+    assert ample.tokens == pytest.approx(full, rel=1e-3)
+    windows = 0.05 * size / (131_072 + 0.05 * 393_216)
+    assert scarce.tokens == pytest.approx(windows * 34_048 / 4096, rel=1e-3)
+    right = served(57.18, swa_full_tokens_ratio=4096 / 34_048)
+    assert right.tokens == pytest.approx(served(57.18).tokens or 0, rel=1e-3), "the ratio that `plan` shows"
+    lengths = {length.sequence: length for length in served(57.18).lengths}
+    assert lengths[32_768].ratio == 0.125
+    assert lengths[32_768].split_tokens == pytest.approx(size / (131_072 + 0.8 * 393_216), rel=1e-3)
+    with pytest.raises(SettingsError, match="swa_full_tokens_ratio is 0"):
+        Deployment(swa_full_tokens_ratio=0)
+    with pytest.raises(SettingsError, match="window_layout is 'two'"):
+        Deployment(window_layout="two")

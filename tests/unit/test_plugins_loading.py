@@ -282,6 +282,7 @@ def test_a_policy_that_cannot_be_made_is_named(spec: PolicySpec) -> None:
         ),
         ({"sees": {"states"}}, r"'mine': sees is {'states'}, not a frozenset"),
         ({"sees": None}, r"'mine': sees is None, not a frozenset"),
+        ({"windows": 3}, r"'mine': windows is 3, not the name of a policy or None"),
         ({"explains": 1}, r"'mine': explains is 1, not True or False"),
         ({"explains": None}, r"'mine': explains is None, not True or False"),
     ],

@@ -21,7 +21,7 @@ from costcache.radix.tree import RadixTree
 from costcache.records import RequestInfo, RequestRecord
 from costcache.settings import Settings, read_settings
 from costcache.sim.engine import Simulator
-from costcache.sim.serving import ServingSettings, _Running, _Server, serve
+from costcache.sim.serving import Running, Server, ServingSettings, serve
 from costcache.sim.trace import Trace
 from costcache.sim.ttft import PrefillModel
 from tests.property.kit import Finishing
@@ -84,7 +84,7 @@ def per_token(seconds: float) -> PrefillModel:
     return PrefillModel(name="by hand", floor=0, fixed=0, per_token=seconds, per_pair=0)
 
 
-class Audited(_Server):
+class Audited(Server):
     """Recounts everything after every event."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Audited(_Server):
         self.recount()
         return started
 
-    def finish(self, ended: _Running) -> None:
+    def finish(self, ended: Running) -> None:
         super().finish(ended)
         self.ended[ended.number] = ended.ends
         self.recount()

@@ -41,5 +41,6 @@ def policies() -> dict[str, PolicySpec]:
             HazardSettings,
             sees=frozenset({"nodes", "states"}),
             explains=True,
+            windows="s3fifo",  # hazard's classes are those of nodes in a tree
         )
     }
