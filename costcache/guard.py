@@ -16,7 +16,7 @@ from costcache.policies.keyed import LRU
 from costcache.policies.states import StateOrder, state_lru
 from costcache.records import Action, NodeRecord, PoolState, Victim
 
-__all__ = ["HookGuard", "OrderGuard"]
+__all__ = ["HookGuard", "OrderGuard", "said"]
 
 logger = logging.getLogger("costcache")
 
@@ -81,9 +81,10 @@ class OrderGuard:
     def drop(self, why: str, error: Exception | None = None) -> None:
         """Replace the order by LRU until the pool is reset; logged with the traceback, if there is one."""
         logger.error(
-            "policy %r is dropped for 'lru' until the cache is reset: %s",
+            "policy %r is dropped for 'lru' until the cache is reset: %s%s",
             self.name,
             why,
+            "" if error is None else f" {said(error)}",
             exc_info=error,
         )
         self.fallbacks += 1
@@ -91,6 +92,15 @@ class OrderGuard:
         self.order = state_lru() if isinstance(self.order, StateOrder) else LRU()
         self._listen(self.order)
         self.order.load(self._records())
+
+
+def said(error: BaseException) -> str:
+    """An error in one line, whatever its own code does."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class HookGuard:

@@ -8,18 +8,23 @@ structure.
 from __future__ import annotations
 
 import heapq
+import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from mypy_extensions import mypyc_attr
 
+from costcache.errors import PluginError
 from costcache.explained import Explained, Verdict
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim, tuple_maker
 
-__all__ = ["KeyedOrder", "VictimOrder", "overridden"]
+__all__ = ["KeyedOrder", "VictimOrder", "check_key", "overridden"]
 
 _DELETE: Final = Action.DELETE
+_FIRST_LOOK: Final = 8
+"""Entries that a decision moves before it looks whether keys hold still."""
 _victim: Final = tuple_maker(Victim)
 
 
@@ -90,7 +95,7 @@ class VictimOrder:
     def load(self, records: Iterable[NodeRecord]) -> None:
         """Start from the nodes of a cache that is in use, in order of creation."""
         for record in records:
-            record.data = None
+            record.data = record.queued = None
             self.insert(record)
 
     def against_lru(self) -> Verdict | None:
@@ -115,16 +120,21 @@ class KeyedOrder(VictimOrder):
     Keys of one order must compare with each other; ties are broken by ``record.serial``.
     O(log n) per victim, whatever the number of leaves.
 
+    A key is a function of the record and of what the order has been told. Asked twice in one decision, it
+    must give the same answer: an order whose key is not equal to itself (NaN, a clock, a random number, a
+    counter of its own calls) is dropped for LRU. ``record.data`` is the subclass's own.
+
     Attributes:
-        rises: True promises that a touch, a refresh and a finish never lower a record's key.
-            Then a stale heap entry is always too low, and it is enough to correct it when it
-            surfaces. False requeues a record at every touch.
+        rises: True promises that no event but a split and a trim lowers a record's key. Then a stale
+            entry is always too low, and it is enough to correct it when it surfaces. False requeues a
+            record at each touch and refresh, and the last node of a request at its finish. A subclass that
+            changes the key of another record at any other time calls :meth:`requeue` for it.
     """
 
     rises: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        # A record has at most one valid entry, the one whose key is in record.data. Entries that arrive in
+        # A record has at most one valid entry, the one whose key is in record.queued. Entries that arrive in
         # ascending order, almost all of them under LRU, are in a line; the others are in a heap. The lowest
         # of both is next. A line needs no comparisons of entries scattered over memory, as a heap does. An
         # entry, (key, serial, record), is Any because comparing two returns what comparing their keys
@@ -137,32 +147,44 @@ class KeyedOrder(VictimOrder):
             # Bound per instance, so that a rising order does not pay for a call per touched node.
             for event in ("touch", "refresh"):
                 if overridden(self, event) is None:
-                    setattr(self, event, self._requeue)
+                    setattr(self, event, self.requeue)
+            finish = overridden(self, "finish")
+            if finish is not None:
+                setattr(self, "finish", partial(self._finished, finish))  # noqa: B010 # a method, to mypy
 
     def key(self, record: NodeRecord) -> Any:
         """Rank of a record; the lowest is evicted first."""
         raise NotImplementedError(f"{type(self).__name__} must define key(record)")
+
+    def requeue(self, record: NodeRecord) -> None:
+        """Give a record its place anew, after its key may have changed; nothing for one that has no place."""
+        if record.queued is None:
+            return
+        key = self.key(record)
+        if key == record.queued:
+            return
+        self._put(record, key)
 
     def insert(self, record: NodeRecord) -> None:
         if not record.live_children and not record.locks:
             self._push(record)
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
-        self._requeue(tail)  # its depth and tokens changed, so its key may be lower now
+        self.requeue(tail)  # its depth and tokens changed, so its key may be lower now
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._named = None
-        self._requeue(record)
+        self.requeue(record)
 
     def remove(self, record: NodeRecord) -> None:
         self._named = None
-        if record.data is not None:
-            record.data = None
+        if record.queued is not None:
+            record.queued = None
             self._queued -= 1
         parent = record.parent
         if (  # is_evictable, without the call: this is the hot path
             parent is not None
-            and parent.data is None
+            and parent.queued is None
             and not parent.live_children
             and not parent.locks
             and parent.parent is not None
@@ -170,29 +192,34 @@ class KeyedOrder(VictimOrder):
             self._push(parent)
 
     def unlock(self, record: NodeRecord) -> None:
-        if record.data is None and not record.live_children:
+        if record.queued is None and not record.live_children:
             self._push(record)
 
     def defer(self, victim: Victim) -> None:
         record = victim.record
         if record is self._named:
             self._named = None
-        if record.data is None and record.is_evictable:
+        if record.queued is None and record.is_evictable:
             self._push(record)
 
     def next_victim(self, pool: str) -> Victim | None:
         line, heap, named = self._line, self._heap, self._named
+        moved, look = 0, _FIRST_LOOK
         while line or heap:
             in_line = bool(line) and not (heap and heap[0] < line[0])
             key, serial, record = line[0] if in_line else heap[0]
-            data = record.data
-            if data is not None and data == key:  # else the entry is stale
+            queued = record.queued
+            if queued is key or (queued is not None and queued == key):  # else the entry is stale
                 if record.live_children or record.locks or record is named:
-                    record.data = None  # queued again as an unlocked leaf, or by defer
+                    record.queued = None  # queued again as an unlocked leaf, or by defer
                     self._queued -= 1
                 elif self.rises and (current := self.key(record)) != key:
+                    moved += 1
+                    if moved == look:
+                        check_key(record, current, self.key, moved > self._queued)
+                        look *= 2
                     if not in_line:
-                        record.data = current
+                        record.queued = current
                         heapq.heapreplace(heap, (current, serial, record))
                         continue
                     line.popleft()
@@ -213,16 +240,13 @@ class KeyedOrder(VictimOrder):
         self._queued += 1
         self._put(record, self.key(record))
 
-    def _requeue(self, record: NodeRecord) -> None:
-        if record.data is None:
-            return
-        key = self.key(record)
-        if key == record.data:
-            return
-        self._put(record, key)
+    def _finished(self, finish: Callable[..., None], request: RequestRecord, info: RequestInfo) -> None:
+        finish(request, info)
+        if request.end is not None:
+            self.requeue(request.end)
 
     def _put(self, record: NodeRecord, key: Any) -> None:
-        record.data = key
+        record.queued = key
         entry: Any = (key, record.serial, record)
         line, heap = self._line, self._heap
         if not line or line[-1] < entry:
@@ -230,11 +254,38 @@ class KeyedOrder(VictimOrder):
         else:
             heapq.heappush(heap, entry)
         if len(line) + len(heap) > 2 * self._queued + 1024:  # mostly stale entries: drop them
-            kept = [e for e in line if e[2].data is not None and e[2].data == e[0]]
+            kept = [e for e in line if _is_valid(e)]
             line.clear()
             line.extend(kept)
-            heap[:] = [e for e in heap if e[2].data is not None and e[2].data == e[0]]
+            heap[:] = [e for e in heap if _is_valid(e)]
             heapq.heapify(heap)
+
+
+def check_key(record: NodeRecord, key: Any, again: Callable[[NodeRecord], Any], too_often: bool) -> None:
+    """Check that a record's key holds still, so that a decision that moves records ends.
+
+    Args:
+        record: The record.
+        key: Its key, asked for just now.
+        again: Gives it anew.
+        too_often: Whether more records were moved in one decision than there are.
+
+    Raises:
+        PluginError: It does not.
+    """
+    other = again(record)
+    if too_often or key != other:
+        raise PluginError(
+            f"the key of node #{record.serial} was {reprlib.repr(key)} and then {reprlib.repr(other)} in one "
+            "decision, or is not equal to itself: a key must depend on the record and on events alone, and "
+            "must not be NaN"
+        )
+
+
+def _is_valid(entry: Any) -> bool:
+    key, _, record = entry
+    queued = record.queued
+    return queued is key or (queued is not None and bool(queued == key))
 
 
 def overridden(order: VictimOrder, event: str) -> Callable[..., None] | None:

@@ -114,7 +114,8 @@ class State:
 class NodeRecord:
     """The facts of one tree node that an eviction order may use.
 
-    The pool keeps every field up to date; an order reads them and writes only ``data``.
+    The pool keeps every field up to date; an order reads them and writes only ``data``, which nobody else
+    reads or writes but to make it None before an order starts.
 
     Attributes:
         serial: Number of the node in order of creation, equal on every rank; breaks ties.
@@ -132,6 +133,7 @@ class NodeRecord:
         priority: Highest priority of the requests that inserted it.
         state: Models with states: the checkpoint at the end of this node, or None.
         data: For the order's own use; None when the node is created.
+        queued: For the base classes of orders: the key of the node's place in their queue, None without one.
     """
 
     __slots__ = (
@@ -145,6 +147,7 @@ class NodeRecord:
         "parent",
         "pins",
         "priority",
+        "queued",
         "recency",
         "serial",
         "state",
@@ -168,6 +171,7 @@ class NodeRecord:
         self.priority = 0
         self.state: State | None = None
         self.data: Any = None
+        self.queued: Any = None
 
     @property
     def end(self) -> int:

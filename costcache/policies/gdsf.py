@@ -63,7 +63,7 @@ class GDSF(KeyedOrder):
 
     def _inflate(self, record: NodeRecord) -> None:
         if record is self._named:  # its key is the one it was named by
-            self._inflation = max(self._inflation, record.data[0])
+            self._inflation = max(self._inflation, record.queued[0])
 
 
 @hookimpl

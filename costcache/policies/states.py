@@ -7,11 +7,10 @@ with its node from a leaf, since KV after the last state is dead. Leaves without
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 from typing import Any
 
 from costcache.hookspecs import hookimpl
-from costcache.orders import KeyedOrder, VictimOrder
+from costcache.orders import KeyedOrder, VictimOrder, check_key
 from costcache.policies.keyed import LRU
 from costcache.policies.spec import PolicySpec
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
@@ -34,7 +33,7 @@ class StateOrder(VictimOrder):
     period = 0
 
     def __init__(self) -> None:
-        # record.data is the score of the record's one valid entry, in one or both heaps; None without one.
+        # record.queued is the score of the record's one valid entry, in one or both heaps; None without one.
         self._all: list[tuple[Any, int, NodeRecord]] = []
         self._leaves: list[tuple[Any, int, NodeRecord]] = []
         self._dead: list[tuple[int, int, NodeRecord]] = []
@@ -54,7 +53,6 @@ class StateOrder(VictimOrder):
     # -- events ------------------------------------------------------------------------------
 
     def insert(self, record: NodeRecord) -> None:
-        record.data = None
         self._offer(record)
 
     def attach(self, record: NodeRecord) -> None:
@@ -88,10 +86,6 @@ class StateOrder(VictimOrder):
         if victim.record.parent is not None:
             self._offer(victim.record)
 
-    def load(self, records: Iterable[NodeRecord]) -> None:
-        for record in records:
-            self.insert(record)
-
     # -- victims -----------------------------------------------------------------------------
 
     def next_victim(self, pool: str) -> Victim | None:
@@ -106,9 +100,11 @@ class StateOrder(VictimOrder):
                 self._named = record
                 return Victim(record)
         heap, leaves_only = (self._leaves, True) if pool == "kv" else (self._all, False)
+        moved = 0
         while heap:
             score, _, record = heap[0]
-            if record.data is None or record.data != score or record.state is None:
+            queued = record.queued
+            if record.state is None or queued is None or (queued is not score and queued != score):
                 heapq.heappop(heap)
             elif record is self._named:
                 heapq.heappop(heap)  # it could not be evicted: defer queues it again
@@ -116,20 +112,26 @@ class StateOrder(VictimOrder):
                 heapq.heappop(heap)  # queued again when it becomes a leaf
             elif record.state.locks if record.live_children or pool == "state" else record.locks:
                 self._parked.append(heapq.heappop(heap)[2])
-            elif self._is_current(heap, record, score):
+            elif self._is_current(heap, record, score, moved):
                 self._named = record
                 # Locked KV and the KV of a node with children are not evictable: then the state is evicted
                 # alone.
                 alone = record.live_children or record.locks
                 return Victim(record, Action.TOMBSTONE if alone else Action.DELETE)
+            else:
+                moved += 1
         self._named = None
         return None
 
-    def _is_current(self, heap: list[tuple[Any, int, NodeRecord]], record: NodeRecord, score: Any) -> bool:
+    def _is_current(
+        self, heap: list[tuple[Any, int, NodeRecord]], record: NodeRecord, score: Any, moved: int
+    ) -> bool:
         """Whether the top of a heap still has the score of its entry; requeues it if not."""
         current = self.score(record)
         if current == score:
             return True
+        # A decision moves each state once at most. There are few, so to ask twice for each is no matter.
+        check_key(record, current, self.score, moved >= len(self._known))
         heapq.heappop(heap)
         self._queue(record)
         return False
@@ -152,7 +154,7 @@ class StateOrder(VictimOrder):
             self._queue_dead(record)
 
     def _queue(self, record: NodeRecord) -> None:
-        score = record.data = self.score(record)
+        score = record.queued = self.score(record)
         self._known[record.serial] = record
         entry = (score, record.serial, record)
         self._push(self._all, entry)
@@ -162,21 +164,21 @@ class StateOrder(VictimOrder):
     def _push(self, heap: list[tuple[Any, int, NodeRecord]], entry: tuple[Any, int, NodeRecord]) -> None:
         heapq.heappush(heap, entry)
         if len(heap) > 4 * len(self._known) + 1024:  # mostly stale: keep one entry of each record
-            heap[:] = {e[1]: e for e in heap if e[2].data is not None and e[2].data == e[0]}.values()
+            heap[:] = {e[1]: e for e in heap if e[2].queued is e[0] or e[2].queued == e[0]}.values()
             heapq.heapify(heap)
 
     def _queue_dead(self, record: NodeRecord) -> None:
         heapq.heappush(self._dead, (record.recency, record.serial, record))
 
     def _forget(self, record: NodeRecord) -> None:
-        record.data = None
+        record.queued = None
         self._known.pop(record.serial, None)
 
     def _unpark(self) -> None:
         parked, self._parked = self._parked, []
         for record in parked:
             state = record.state
-            if state is None or record.data is None:
+            if state is None or record.queued is None:
                 continue
             if state.locks:
                 self._parked.append(record)
@@ -188,7 +190,7 @@ class StateOrder(VictimOrder):
         self.rescore(records)
         entries = []
         for record in records:
-            score = record.data = self.score(record)
+            score = record.queued = self.score(record)
             entries.append((score, record.serial, record))
         self._all = entries
         self._leaves = [entry for entry in entries if not entry[2].live_children]
@@ -207,7 +209,7 @@ class StateByKey(StateOrder):
             self.touch = self.refresh = self._requeue  # type: ignore[method-assign] # bound where needed only
 
     def _requeue(self, record: NodeRecord) -> None:
-        if record.data is not None:
+        if record.queued is not None:
             self._queue(record)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -406,7 +408,7 @@ def test_a_policy_may_define_touch_and_not_rise() -> None:
     class Own(MRU):
         def touch(self, record: NodeRecord) -> None:
             touched.append(record.serial)
-            self._requeue(record)
+            self.requeue(record)
 
     cache = cache_with(Own)
     insert_all(cache, ([1], [2], [3]))
@@ -466,3 +468,223 @@ def test_asking_again_names_another_victim() -> None:
     order.defer(first)
     order.defer(second)
     assert order.next_victim("kv") == first
+
+
+# -- keys that do not hold still ----------------------------------------------------------------
+
+
+def restless(kind: str) -> Callable[[NodeRecord], Any]:
+    """A key that is not equal to itself from one call to the next."""
+    calls = itertools.count()
+    match kind:
+        case "nan":
+            return lambda record: float("nan")
+        case "nan in a tuple":
+            return lambda record: (float("nan"), record.recency)
+        case "inf - inf":
+            return lambda record: (math.inf - math.inf * bool(record.tokens), record.serial)
+        case "numpy's nan":
+            return lambda record: (np.float64("nan"), record.recency)
+        case "decimal's nan":
+            return lambda record: (Decimal("NaN"), record.recency)
+        case "a clock":
+            return lambda record: time.perf_counter_ns()
+        case "a coarse clock":
+            return lambda record: int(time.perf_counter() * 2000)
+        case "a random number":
+            return lambda record: random.random()
+        case "a counter":
+            return lambda record: next(calls)
+        case "a falling counter":
+            return lambda record: -next(calls)
+        case "a counter of tens":
+            return lambda record: next(calls) // 10
+        case "an object":
+            return lambda record: Never(next(calls))
+    raise AssertionError(kind)
+
+
+class Never:
+    """Compares with others, and equals nothing."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __lt__(self, other: Never) -> bool:
+        return self.number < other.number
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment] # as for any class with an equality of its own
+
+
+RESTLESS = (
+    "nan",
+    "nan in a tuple",
+    "inf - inf",
+    "numpy's nan",
+    "decimal's nan",
+    "a clock",
+    "a coarse clock",
+    "a random number",
+    "a counter",
+    "a falling counter",
+    "a counter of tens",
+    "an object",
+)
+
+
+@pytest.mark.parametrize("rising", [True, False])
+@pytest.mark.parametrize("kind", RESTLESS)
+def test_a_key_that_does_not_hold_still_stalls_no_decision(
+    kind: str, rising: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Restless(KeyedOrder):
+        rises = rising
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.key = restless(kind)  # type: ignore[method-assign] # a function without self
+
+    cache = cache_with(Restless, 300)
+    for _ in range(6):
+        busy(cache, seed=9)
+        evictable = cache.evictable
+        eviction = cache.evict(min(40, evictable))
+        assert eviction.freed == min(40, evictable)
+        check_structure(cache)
+    drain(cache)
+    assert cache.cached == 0
+    dropped = [r.getMessage() for r in caplog.records if "is dropped for 'lru'" in r.getMessage()]
+    assert len(dropped) == cache.stats().fallbacks <= 1
+    if kind == "decimal's nan":  # it does not even compare
+        assert "InvalidOperation" in dropped[0]
+    elif rising and kind not in {"a coarse clock", "a counter of tens"}:
+        assert cache.policy == "lru"
+        assert "must depend on the record" in dropped[0]
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 7, 100, 3000])
+def test_a_decision_asks_for_few_keys_before_it_gives_up(leaves: int) -> None:
+    asked = itertools.count()
+
+    class Counter(KeyedOrder):
+        def key(self, record: NodeRecord) -> int:
+            return next(asked)
+
+    cache = cache_with(Counter, 2 * leaves)
+    for n in range(leaves):
+        cache.insert([n])
+    before = next(asked)
+    assert cache.evict(1).freed == 1
+    assert next(asked) - before <= 20
+    assert cache.policy == "lru"
+
+
+def test_keys_that_all_rose_are_no_sign_of_trouble() -> None:
+    """A decision may move every leaf once: then its keys hold still."""
+    for leaves in (3, 8, 9, 1000):
+        cache = cache_with(LRU, 2 * leaves)
+        for n in range(leaves):
+            cache.insert([n])
+        for n in range(leaves):
+            cache.match_prefix([n])
+        assert cache.evict(1).freed == 1
+        assert cache.policy == "tested"
+
+
+def test_the_data_of_a_record_is_the_authors_own() -> None:
+    """Whatever an author of a key puts there, and whenever, victims are the same."""
+
+    class Noted(LFU):
+        def note(self, record: NodeRecord) -> None:
+            record.data = None if random.random() < 0.3 else random.random()
+
+        def insert(self, record: NodeRecord) -> None:
+            assert record.data is None
+            self.note(record)
+            super().insert(record)
+            self.note(record)
+
+        def touch(self, record: NodeRecord) -> None:
+            self.note(record)
+
+        def trim(self, record: NodeRecord, tokens: int) -> None:
+            super().trim(record, tokens)
+            self.note(record)
+
+        def key(self, record: NodeRecord) -> tuple[int, int]:
+            self.note(record)
+            return super().key(record)
+
+    for seed in range(4):
+        went = []
+        for made in (LFU, Noted):
+            cache = cache_with(made, 60)
+            busy(cache, seed)
+            assert cache.policy == "tested"
+            went.append([node.serial for node in nodes_of(cache)])
+            drain(cache)
+        assert went[0] == went[1]
+
+
+class Told(KeyedOrder):
+    """Ranks nodes by the outputs of the requests that ended in them; the key falls at a finish."""
+
+    rises = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: dict[int, int] = {}
+
+    def key(self, record: NodeRecord) -> int:
+        return -self.outputs.get(record.serial, 0)
+
+    def finish(self, request: RequestRecord, info: RequestInfo) -> None:
+        if request.end is not None:
+            self.outputs[request.end.serial] = info.output_tokens
+
+
+def test_an_order_that_does_not_rise_may_change_a_key_at_a_finish() -> None:
+    cache = cache_with(Told)
+    for n in range(5):
+        cache.insert([n], request=n)
+    for n, outputs in ((3, 10), (1, 20), (3, 30)):
+        cache.finish(n, RequestInfo(output_tokens=outputs))
+        cache.match_prefix([n], n)
+    cache.finish(3, RequestInfo(output_tokens=40))
+    order: Any = cache._pool.order
+    while cache.evictable:
+        serial = by_search(cache, order).serial
+        assert cache.evict(1).victims[0].serial == serial
+    assert cache.policy == "tested"
+
+
+def test_an_author_may_requeue_any_record_at_any_time() -> None:
+    class Swapped(KeyedOrder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.signs: dict[int, int] = {}
+            self.records: list[NodeRecord] = []
+
+        def key(self, record: NodeRecord) -> int:
+            return self.signs.get(record.serial, 1) * record.serial
+
+        def insert(self, record: NodeRecord) -> None:
+            self.records.append(record)
+            super().insert(record)
+
+    cache = cache_with(Swapped)
+    for n in range(6):
+        cache.insert([n])
+    order: Any = cache._pool.order
+    for record in order.records[3:]:
+        order.signs[record.serial] = -1
+        order.requeue(record)
+    went = [cache.evict(1).victims[0].serial for _ in range(6)]
+    serials = [record.serial for record in order.records]
+    assert went == [*reversed(serials[3:]), *serials[:3]]
+    for record in order.records:
+        order.requeue(record)  # evicted: it has no place
+    assert order.next_victim("kv") is None
