@@ -30,6 +30,8 @@ class Machine(RuleBasedStateMachine):
         self.policy, self.flat, self.trims = policy, flat, trims
         self.records: list[NodeRecord] = []
         self.pinned: list[NodeRecord] = []
+        self.stuck: set[NodeRecord] = set()
+        self.named: set[NodeRecord] = set()
         self.request: RequestRecord = self.pool.begin()
 
     def take(self, victim: Victim, needed: int) -> int | Refused:
@@ -39,6 +41,10 @@ class Machine(RuleBasedStateMachine):
         if record.locks:
             return Refused.LOCKED
         assert record not in self.pinned
+        if record in self.stuck:
+            assert record not in self.named, "named twice in one eviction"
+            self.named.add(record)
+            return Refused.NOT_NOW
         needed = victim.at_most(needed)
         if self.trims and needed < record.tokens:
             self.pool.trim(record, needed)
@@ -61,8 +67,11 @@ class Machine(RuleBasedStateMachine):
         if not self.flat and self.records and under < len(self.records):
             parent = self.records[under]
         keep = parent or self.pool.root
+        self.named = set()
         room = self.pool.make_room(tokens, keep)
         assert parent is None or parent in self.records, "what an eviction was told to keep was evicted"
+        if room < tokens and self.stuck:
+            return
         if room < tokens:
             assert self.pool.evictable <= (0 if parent is None else parent.depth + parent.tokens)
             return
@@ -106,6 +115,12 @@ class Machine(RuleBasedStateMachine):
     def unpin(self, which: int) -> None:
         self.pool.unpin(self.pinned.pop(which % len(self.pinned)))
 
+    @precondition(lambda self: self.records)
+    @rule(which=st.lists(st.integers(0, 50), max_size=4))
+    def stick(self, which: list[int]) -> None:
+        """The host cannot free these for now, for a reason of its own: an open session, say."""
+        self.stuck = {self.records[each % len(self.records)] for each in which}
+
     @rule(output=st.integers(0, 700))
     def finish(self, output: int) -> None:
         from costcache.records import RequestInfo
@@ -116,7 +131,12 @@ class Machine(RuleBasedStateMachine):
     @rule(shortfall=st.integers(1, 70))
     def evict(self, shortfall: int) -> None:
         evictable = self.pool.evictable
+        self.named = set()
         freed = self.pool.evict(shortfall).freed
+        if self.stuck:
+            left = [r for r in self.records if r.is_evictable and r not in self.stuck]
+            assert freed >= shortfall or not left, "nothing else can be evicted"
+            return
         assert min(shortfall, evictable) <= freed <= evictable
 
     @precondition(lambda self: not self.pinned)

@@ -545,7 +545,7 @@ def test_a_key_that_does_not_hold_still_stalls_no_decision(
 
         def __init__(self) -> None:
             super().__init__()
-            self.key = restless(kind)  # type: ignore[method-assign] # a function without self
+            self.key = restless(kind)  # type: ignore[method-assign, assignment] # a function without self
 
     cache = cache_with(Restless, 300)
     for _ in range(6):

@@ -81,15 +81,19 @@ class Ranker:
             requests: Requests so far.
             now: The time.
         """
-        learner = self._learner
+        learner, pinned = self._learner, self.pinned_by_waiters
         for tracked in self.dirty:
             tracked.dirty = False
             record = tracked.record
             if record.live_children or record.locks or record.data is not tracked:
                 continue
+            # A leaf is either promised to a waiter or has a place: with both it would be named twice.
             if tracked.pinned_until > requests:
-                self.pinned_by_waiters[tracked] = None
+                tracked.stamp = 0
+                pinned[tracked] = None
                 continue
+            if pinned:
+                pinned.pop(tracked, None)
             for piece in tracked.pieces:
                 if piece.cohort is None:
                     learner.begin(piece, piece.group, now)
