@@ -38,6 +38,8 @@ class Binding:
         cost: The cost model.
         pool_settings: The settings that the plugin's hooks see.
         plugins: Where policies are looked up.
+        drops_slow: Whether a plugin's policy is dropped that often takes longer than ``time_budget``. Never
+            where ranks evict side by side and must choose alike: time differs between them.
     """
 
     settings: Settings
@@ -47,6 +49,7 @@ class Binding:
     cost: CostModel
     pool_settings: PoolSettings
     plugins: PluginManager
+    drops_slow: bool = True
 
     @classmethod
     def of(
@@ -56,6 +59,7 @@ class Binding:
         settings: Settings,
         *,
         plugins: PluginManager | None = None,
+        drops_slow: bool = True,
     ) -> Binding:
         """Match the model and check every setting.
 
@@ -64,6 +68,7 @@ class Binding:
             deployment: Page size, parallelism and KV dtype.
             settings: Policy, headroom, trimming and the settings of plugins.
             plugins: Where to look for plugins; the process's own by default.
+            drops_slow: False to count slow decisions only, so that a replay has the same result again.
 
         Raises:
             PluginError: No plugin, or no policy, can serve the model.
@@ -75,7 +80,9 @@ class Binding:
         policy, spec = plugins.policy_spec(settings, architecture)
         read_settings(spec.settings, settings.policy_settings, "policy_settings.")
         pool_settings = architecture.pool_settings(settings)
-        return cls(settings, policy, spec, architecture, cost, pool_settings, plugins)
+        served = cost.deployment
+        alone = served.attention_tp == 1 and served.pp == 1
+        return cls(settings, policy, spec, architecture, cost, pool_settings, plugins, drops_slow and alone)
 
     @property
     def page_size(self) -> int:
@@ -171,6 +178,8 @@ class Binding:
             flat=flat,
             lower_tier=lower_tier,
             also=also,
+            time_budget=self.settings.time_budget,
+            drops_slow=self.drops_slow,
         )
 
     def _hooks(self) -> HookGuard:

@@ -18,6 +18,10 @@ COUNTERS = {
     "deferred": ("deferred_total", "Victims that could not be evicted when they were named."),
     "clamped": ("clamped_total", "Answers of a plugin that were out of bounds and replaced."),
     "short": ("short_evictions_total", "Evictions that freed less than their shortfall."),
+    "slow": (
+        "slow_decisions_total",
+        "Decisions for which a plugin's policy took longer than its time budget.",
+    ),
 }
 """Names and texts by the field of :class:`costcache.eviction.EvictionCounters`."""
 VERDICT = {

@@ -101,6 +101,7 @@ class EvictionCounters:
         clamped: Answers of a plugin that were out of bounds and were replaced.
         short: Evictions that freed less than their shortfall, because no more was evictable.
         oversized: Requests longer than the whole pool.
+        slow: Decisions and walks for which a plugin's policy took longer than its time budget.
     """
 
     evictions: int = 0
@@ -112,3 +113,4 @@ class EvictionCounters:
     clamped: int = 0
     short: int = 0
     oversized: int = 0
+    slow: int = 0

@@ -7,6 +7,7 @@ import logging
 import math
 import operator
 import reprlib
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from costcache.orders import VictimOrder
 from costcache.policies.keyed import LRU
 from costcache.policies.states import StateOrder, state_lru
 from costcache.records import Action, NodeRecord, PoolState, Victim
+from costcache.watch import Watch
 
 __all__ = ["HookGuard", "OrderGuard", "said"]
 
@@ -30,9 +32,10 @@ class OrderGuard:
         name: Name of the policy in force; ``"lru"`` after a fallback.
         order: The order in force.
         fallbacks: Orders dropped: 0 or 1.
+        watch: Watches the order in force; None for one of costcache's own.
     """
 
-    __slots__ = ("_listen", "_records", "fallbacks", "name", "order")
+    __slots__ = ("_listen", "_records", "fallbacks", "name", "order", "watch")
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class OrderGuard:
         order: VictimOrder,
         records: Callable[[], Iterable[NodeRecord]],
         listen: Callable[[VictimOrder], None],
+        watch: Watch | None = None,
     ) -> None:
         """Guard ``order``.
 
@@ -48,10 +52,12 @@ class OrderGuard:
             order: The order.
             records: Gives the records that the cache has, in order of creation.
             listen: Called with the order that takes over, to send it all further events.
+            watch: Watches the order.
         """
         self.name = name
         self.order = order
         self.fallbacks = 0
+        self.watch = watch
         self._records = records
         self._listen = listen
 
@@ -59,7 +65,13 @@ class OrderGuard:
         """Ask the order for a victim; if it raises or its answer is invalid, drop it and ask LRU."""
         if not self.fallbacks:
             try:
-                answer: Any = self.order.next_victim(pool)
+                watch = self.watch
+                if watch is None:
+                    answer: Any = self.order.next_victim(pool)
+                else:
+                    began = time.perf_counter()
+                    answer = self.order.next_victim(pool)
+                    watch.took(time.perf_counter() - began)
                 if answer is None:
                     return None
                 if isinstance(answer, Victim):
@@ -74,11 +86,13 @@ class OrderGuard:
                     f"next_victim returned {reprlib.repr(answer)}, not the Victim of a record "
                     "with an Action and, as its tokens, an int or None"
                 )
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a plugin's SystemExit ends no server
                 self.drop("next_victim raised", error)
         return self.order.next_victim(pool)
 
-    def drop(self, why: str, error: Exception | None = None) -> None:
+    def drop(self, why: str, error: BaseException | None = None) -> None:
         """Replace the order by LRU until the pool is reset; logged with the traceback, if there is one."""
         logger.error(
             "policy %r is dropped for 'lru' until the cache is reset: %s%s",
@@ -89,6 +103,7 @@ class OrderGuard:
         )
         self.fallbacks += 1
         self.name = "lru"
+        self.watch = None
         self.order = state_lru() if isinstance(self.order, StateOrder) else LRU()
         self._listen(self.order)
         self.order.load(self._records())
@@ -137,7 +152,9 @@ class HookGuard:
             return 0
         try:
             share = self._free_target(state)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._replaced("free_target", "raised", "0", error)
             return 0
         if isinstance(share, (float, int)) and not share:
@@ -157,7 +174,9 @@ class HookGuard:
             return requested
         try:
             count = self._adjust(state, requested)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._replaced("adjust_eviction_count", "raised", "the request itself", error)
             return requested
         if type(count) is not int:
@@ -173,7 +192,7 @@ class HookGuard:
         )
         return requested
 
-    def _replaced(self, hook: str, what: str, by: str, error: Exception | None = None) -> None:
+    def _replaced(self, hook: str, what: str, by: str, error: BaseException | None = None) -> None:
         self.counters.clamped += 1
         if hook not in self._reported:
             self._reported.add(hook)

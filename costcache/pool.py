@@ -10,6 +10,7 @@ that raises is dropped for LRU, which starts from the records.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final, SupportsIndex
@@ -28,6 +29,7 @@ from costcache.records import (
     Victim,
     tuple_maker,
 )
+from costcache.watch import Watch, is_ours
 
 __all__ = ["Pool"]
 
@@ -68,6 +70,7 @@ class Pool:
         "_defer",
         "_detach",
         "_dropped",
+        "_drops_slow",
         "_finish",
         "_guard",
         "_hooks",
@@ -78,10 +81,12 @@ class Pool:
         "_remove",
         "_serial",
         "_split",
+        "_time_budget",
         "_touch",
         "_trim",
         "_unlock",
         "_use",
+        "_watch",
         "book",
         "cached",
         "capacity",
@@ -121,6 +126,8 @@ class Pool:
         flat: bool = False,
         lower_tier: bool = False,
         also: Sequence[Pool] = (),
+        time_budget: float = math.inf,
+        drops_slow: bool = False,
     ) -> None:
         """Make an empty pool.
 
@@ -141,6 +148,8 @@ class Pool:
             flat: Records are leaves under the root, whatever their depth.
             lower_tier: A copy of another pool's memory on a slower tier: requests end in that one.
             also: Pools whose memory is at the ends of this one's nodes, ranked by the same order.
+            time_budget: Seconds that a plugin's order may take for one decision.
+            drops_slow: Whether an order that is often slower is dropped; False only counts.
         """
         self.name = name
         self.unit = unit
@@ -156,6 +165,9 @@ class Pool:
         self.counters: EvictionCounters = hooks.counters
         self.book: Pool = self
         self._make_order = make_order
+        self._time_budget = time_budget
+        self._drops_slow = drops_slow
+        self._watch: Watch | None = None
         self._hooks = hooks
         self._measure = measure
         self._also = tuple(also)
@@ -181,27 +193,35 @@ class Pool:
 
     def rank_by(self, name: str, order: VictimOrder) -> None:
         """Evict by an order that was made elsewhere. The pool must be empty."""
-        self._guard = OrderGuard(name, order, self.records, self._listen)
+        watch = None
+        if not is_ours(order):
+            watch = Watch(name, self._time_budget, self._drops_slow, self.counters)
+            watch.seal(order)
+        self._guard = OrderGuard(name, order, self.records, self._listen, watch)
         self._listen(order)
 
     def _listen(self, order: VictimOrder) -> None:
         """Send events to ``order`` from now on: None marks those that it does not handle."""
-        self._insert: Any = overridden(order, "insert")
-        self._use: Any = overridden(order, "use")
-        self._touch: Any = overridden(order, "touch")
-        self._refresh: Any = overridden(order, "refresh")
-        self._split: Any = overridden(order, "split")
-        self._trim: Any = overridden(order, "trim")
-        self._remove: Any = overridden(order, "remove")
-        self._unlock: Any = overridden(order, "unlock")
-        self._attach: Any = overridden(order, "attach")
-        self._detach: Any = overridden(order, "detach")
-        self._consume: Any = overridden(order, "consume")
-        self._finish: Any = overridden(order, "finish")
-        self._defer: Any = overridden(order, "defer")
+        watch = self._watch = self._guard.watch
+        handler_of = overridden if watch is None else watch.watched
+        self._insert: Any = handler_of(order, "insert")
+        self._use: Any = handler_of(order, "use")
+        self._touch: Any = handler_of(order, "touch")
+        self._refresh: Any = handler_of(order, "refresh")
+        self._split: Any = handler_of(order, "split")
+        self._trim: Any = handler_of(order, "trim")
+        self._remove: Any = handler_of(order, "remove")
+        self._unlock: Any = handler_of(order, "unlock")
+        self._attach: Any = handler_of(order, "attach")
+        self._detach: Any = handler_of(order, "detach")
+        self._consume: Any = handler_of(order, "consume")
+        self._finish: Any = handler_of(order, "finish")
+        self._defer: Any = handler_of(order, "defer")
 
-    def _failed(self, event: str, error: Exception) -> None:
+    def _failed(self, event: str, error: BaseException) -> None:
         """Drop the order, whose handler raised. The records are up to date, so LRU can start from them."""
+        if isinstance(error, KeyboardInterrupt):  # the user's; a SystemExit is the plugin's
+            raise error
         self._guard.drop(f"{event} raised", error)
 
     def reset(self) -> None:
@@ -292,7 +312,7 @@ class Pool:
         if handler is not None:
             try:
                 handler(request, info)
-            except Exception as error:
+            except BaseException as error:
                 self._failed("finish", error)
 
     # -- matched -----------------------------------------------------------------------------
@@ -309,6 +329,8 @@ class Pool:
             again: Records that the request had used before are touched; False only refreshes them, as by a
                 server that looks up a waiting request many times.
         """
+        if self._watch is not None:
+            self._watch.start()
         clock = self.clock
         recency = clock.accesses
         if request is None:
@@ -336,7 +358,7 @@ class Pool:
                     if use is not None:
                         try:
                             use(record)
-                        except Exception as error:
+                        except BaseException as error:
                             self._failed("use", error)
                             use, touch = self._use, self._touch
                 elif not again:
@@ -346,7 +368,7 @@ class Pool:
                 if touch is not None:
                     try:
                         touch(record)
-                    except Exception as error:
+                    except BaseException as error:
                         self._failed("touch", error)
                         use, touch = self._use, self._touch
         if path:
@@ -366,7 +388,7 @@ class Pool:
         if handler is not None:
             try:
                 handler(record)
-            except Exception as error:
+            except BaseException as error:
                 self._failed("refresh", error)
 
     def raise_priority(self, record: NodeRecord, priority: int) -> None:
@@ -427,7 +449,7 @@ class Pool:
         if handler is not None:
             try:
                 handler(record)
-            except Exception as error:
+            except BaseException as error:
                 self._failed("insert", error)
 
     def split(
@@ -460,7 +482,7 @@ class Pool:
         if handler is not None:
             try:
                 handler(prefix, tail)
-            except Exception as error:
+            except BaseException as error:
                 self._failed("split", error)
 
     def move(self, record: NodeRecord, parent: NodeRecord) -> None:
@@ -495,7 +517,7 @@ class Pool:
         if handler is not None:
             try:
                 handler(record, tokens)
-            except Exception as error:
+            except BaseException as error:
                 self._failed("trim", error)
 
     def remove(self, record: NodeRecord) -> None:
@@ -512,7 +534,7 @@ class Pool:
         if handler is not None:
             try:
                 handler(record)
-            except Exception as error:
+            except BaseException as error:
                 self._failed("remove", error)
         record.parent = record.state = None
 
@@ -565,7 +587,7 @@ class Pool:
         if handler is not None and not record.live_children:
             try:
                 handler(record)
-            except Exception as error:
+            except BaseException as error:
                 self._failed("unlock", error)
 
     # -- states ------------------------------------------------------------------------------
@@ -580,7 +602,7 @@ class Pool:
         if handler is not None:
             try:
                 handler(record)
-            except Exception as error:
+            except BaseException as error:
                 self._failed("attach", error)
 
     def detach(self, record: NodeRecord) -> None:
@@ -594,7 +616,7 @@ class Pool:
         if handler is not None:
             try:
                 handler(record)
-            except Exception as error:
+            except BaseException as error:
                 self._failed("detach", error)
 
     def consume(self, record: NodeRecord, *, counts: bool = True) -> None:
@@ -615,7 +637,7 @@ class Pool:
         if handler is not None:
             try:
                 handler(record)
-            except Exception as error:
+            except BaseException as error:
                 self._failed("consume", error)
 
     # -- evictions ---------------------------------------------------------------------------
@@ -658,6 +680,8 @@ class Pool:
         missing = operator.index(shortfall)  # a server's counts may be numpy's
         if missing <= 0:
             return Eviction(self.name, book._guard.name, 0, 0, 0)
+        if book._watch is not None:
+            book._watch.start()
         briefly = keep is not None and book._pin_briefly(keep)
         state = self.state()
         headroom = hooks.headroom(state) if watermark else 0
@@ -746,7 +770,7 @@ class Pool:
         if handler is not None:
             try:
                 handler(victim)
-            except Exception as error:
+            except BaseException as error:
                 book._failed("defer", error)
 
     def _missed_a_node(self, deferred: dict[int, Victim], locked: bool) -> bool:

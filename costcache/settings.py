@@ -44,6 +44,12 @@ class Settings(BaseModel):
         description="In SGLang: the tree core of the cache; 'auto' takes the fastest that can serve the "
         "policy. Ignored elsewhere.",
     )
+    time_budget: float = Field(
+        1.0,
+        gt=0.0,
+        description="Seconds that the policy of a plugin may take for one eviction. The third time that it "
+        "takes longer, it is dropped for LRU; ranks that evict side by side, and replays, only count it.",
+    )
     architecture: dict[str, Any] = Field(
         default_factory=dict, description="Settings of the plugin that claims the model."
     )

@@ -343,7 +343,7 @@ class Simulator:
         return int(capacity_tokens * self.window_ratio) // page * page
 
     def _bind(self, settings: Settings) -> Binding:
-        return Binding.of(self._model, self._deployment, settings, plugins=self._plugins)
+        return Binding.of(self._model, self._deployment, settings, plugins=self._plugins, drops_slow=False)
 
     def _tree(
         self,

@@ -129,7 +129,7 @@ def fit_ratio(
     def run(ratio: float | None) -> RatioRun:
         nonlocal in_force
         tree = StateTree(
-            Binding.of(model, served, Settings(policy=policy), plugins=plugins),
+            Binding.of(model, served, Settings(policy=policy), plugins=plugins, drops_slow=False),
             memory,
             state_share=None if ratio is None else ratio / (1 + ratio),
             page_bytes=keys.bytes_per_page,
