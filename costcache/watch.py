@@ -58,9 +58,7 @@ _request_facts_of = operator.attrgetter(*_REQUEST_FACTS)
 
 def is_ours(order: VictimOrder) -> bool:
     """Whether an order, and its key if it ranks states by another one's, is a class of costcache."""
-    author: Any = order
-    if isinstance(order, StateByKey):
-        author = getattr(order.score, "__self__", order)
+    author = order.keyed if isinstance(order, StateByKey) else order
     return type(author).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 

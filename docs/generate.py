@@ -341,7 +341,10 @@ def command_page(_: PluginManager) -> Iterator[str]:
     top = click.Context(cli, info_name="costcache", **cli.context_settings)
     yield from (
         "",
-        "Exit status: 1 for an error in the input or a refused value, 2 for a malformed command line.",
+        (
+            "Exit status: 1 for an error in the input or a refused value, 2 for a malformed command line, 3 "
+            "if a policy failed in a replay and was replaced by LRU."
+        ),
         "",
     )
     for name in COMMANDS:

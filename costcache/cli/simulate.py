@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from costcache.sim.results import Outcome, Run
     from costcache.sim.sweep import Cell
 
-__all__ = ["SimulateOptions", "simulate"]
+__all__ = ["FAILED", "SimulateOptions", "simulate"]
+
+FAILED = 3
+"""Exit status after replays of which one was finished by LRU, because its policy failed."""
 
 
 class SimulateOptions(Options):
@@ -114,7 +117,8 @@ def simulate(
     """Replay TRACE under several policies and pool sizes.
 
     TRACE is a file of any format that 'costcache trace info' reads, or - for standard input. Prompts are
-    cached in whole pages. Requests run one at a time unless --serving is given.
+    cached in whole pages. Requests run one at a time unless --serving is given. A policy that fails is
+    replaced by LRU: its rows say so, and the exit status is 3.
     """
     from costcache.plugins import get_plugins
     from costcache.report.files import check_distinct, check_outputs
@@ -201,6 +205,7 @@ def simulate(
                 "runs": [_as_json(run, runs, options.details) for run in runs],
             }
         )
+        _end(runs)
         return
     print_runs(simulator, distinct, ideal, with_outputs, runs)
     if options.details:
@@ -210,6 +215,13 @@ def simulate(
     for kind, path in (("report", options.report), ("plot", options.plot)):
         if path is not None:
             say(out, f"{kind}: {path}")
+    _end(runs)
+
+
+def _end(runs: list[Run]) -> None:
+    """End with status 3 if a policy failed: its rows are those of LRU from then on."""
+    if any(run.fallbacks for run in runs):
+        click.get_current_context().exit(FAILED)
 
 
 def _windows(simulator: Simulator, cells: list[Cell]) -> dict[str, Any] | None:

@@ -78,7 +78,7 @@ def print_runs(
         table.add_row(
             run.capacity,
             "unlimited" if run.capacity_tokens is None else f"{run.capacity_tokens:,}",
-            run.policy,
+            _marked(run),
             f"{run.token_hit_rate:.2%}",
             f"{run.flops_saved_rate:.2%}",
             *([] if not any(gaps) else ["-" if gap is None else f"{gap:.0%}"]),
@@ -130,6 +130,11 @@ def print_runs(
             )
 
 
+def _marked(run: Run) -> str:
+    """The policy of a row; figures of one that failed are not its own."""
+    return f"{run.policy} (failed, then lru)" if run.fallbacks else run.policy
+
+
 def print_details(runs: list[Run]) -> None:
     """Print all TTFT percentiles, bytes, shortfalls and the wall time per eviction."""
     out = console()
@@ -151,7 +156,7 @@ def print_details(runs: list[Run]) -> None:
         took = run.decision_microseconds
         table.add_row(
             run.capacity,
-            run.policy,
+            _marked(run),
             *map(_seconds, (run.ttft_mean, run.ttft_p50, run.ttft_p90, run.ttft_p99)),
             f"{run.kv_bytes_avoided / 2**30:,.1f} GiB",
             f"{run.shortfall_tokens:,}",

@@ -200,10 +200,15 @@ class StateOrder(VictimOrder):
 
 
 class StateByKey(StateOrder):
-    """Evicts the state whose node has the lowest key of a :class:`~costcache.orders.KeyedOrder`."""
+    """Evicts the state whose node has the lowest key of a :class:`~costcache.orders.KeyedOrder`.
+
+    Attributes:
+        keyed: The order whose key it is.
+    """
 
     def __init__(self, keyed: KeyedOrder) -> None:
         super().__init__()
+        self.keyed = keyed
         self.score = keyed.key  # type: ignore[method-assign] # no call in between
         if not keyed.rises:
             self.touch = self.refresh = self._requeue  # type: ignore[method-assign] # bound where needed only

@@ -21,7 +21,7 @@ from costcache.policies.keyed import LRU
 from costcache.records import NodeRecord
 from costcache.sim.traces import load_trace, write_trace
 from costcache.sim.workloads import generate, workload_settings
-from tests.unit.commands import answer, refusal
+from tests.unit.commands import answer, costcache_, refusal
 
 MODEL = ("--model", "deepseek-v3")
 RUN_FIELDS = {
@@ -275,13 +275,27 @@ def odd(monkeypatch: pytest.MonkeyPatch) -> PluginManager:
 
 @pytest.mark.usefixtures("odd")
 def test_the_table_names_policies_and_plugins_that_failed(chat: Path) -> None:
-    shown = answer("simulate", chat, *MODEL, "--policy", "failing,lru", "--capacity", "10%")
+    result = costcache_("simulate", chat, *MODEL, "--policy", "failing,lru", "--capacity", "10%", "--details")
+    assert result.exit_code == 3
+    shown = result.stdout
+    assert re.search(r"10% .* failing \(failed, then lru\) ", shown)
+    assert shown.count("(failed,") == 2, "in both tables"
     assert "policy 'failing' failed at 10% and was replaced by lru" in shown
     assert re.search(
         r"\d+ answers of plugin 'odd' were out of bounds at 10% \(lru\) and were replaced", shown
     )
     rows = [line.split() for line in shown.splitlines() if line.lstrip().startswith("10%")]
-    assert rows[0][3:7] == rows[1][3:7]
+    assert rows[0][6:10] == rows[1][3:7]
+
+
+@pytest.mark.usefixtures("odd")
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_exit_status_tells_a_script_that_a_policy_failed(chat: Path, status: int) -> None:
+    policy = "failing,lru" if status else "slru,lru"
+    result = costcache_("simulate", chat, *MODEL, "--policy", policy, "--capacity", "10%", "--json")
+    assert result.exit_code == status
+    runs = json.loads(result.stdout)["runs"]
+    assert [run["fallbacks"] for run in runs] == [int(status > 0), 0]
 
 
 @pytest.mark.usefixtures("odd")
