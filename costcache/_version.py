@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 
@@ -10,6 +11,7 @@ __all__ = ["__version__", "described"]
 __version__ = "0.1.0"
 
 
+@cache
 def described() -> str:
     """Return the version, and whether the core of this installation is compiled."""
     spec = find_spec("costcache.records")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from costcache._version import described
+
 if TYPE_CHECKING:
     from costcache.pool import Pool
 
-__all__ = ["COUNTERS", "FALLBACKS", "IN_FORCE", "VERDICT", "counts_of"]
+__all__ = ["COUNTERS", "FALLBACKS", "INFO", "INFO_LABELS", "IN_FORCE", "VERDICT", "counts_of", "info_of"]
 
 COUNTERS = {
     "evictions": ("evictions_total", "Evictions that had a shortfall."),
@@ -32,6 +34,26 @@ VERDICT = {
 """Likewise of :class:`costcache.explained.Verdict`; only a policy that compares itself with LRU has them."""
 FALLBACKS = ("fallbacks_total", "Orders dropped for LRU.")
 IN_FORCE = ("lru_in_force", "Whether LRU is in force by the policy's verdict.")
+
+INFO = ("policy_info", "1 for what is in force; 0 for what was before.")
+INFO_LABELS = ("policy", "core", "build", "lru")
+"""Labels of the info, besides those of the server and ``pool``."""
+
+
+def info_of(pool: Pool, policy: str, core: str) -> dict[str, str]:
+    """Labels of the info on a pool.
+
+    Args:
+        pool: The pool.
+        policy: Name of the policy that was asked for.
+        core: What keeps the tree: in SGLang ``"python"`` or ``"rust"``.
+
+    Returns:
+        ``lru`` is "yes" while LRU chooses: as the policy asked for, after a fallback, or by a verdict.
+    """
+    verdict = pool.order.against_lru()
+    lru = pool.policy == "lru" or (verdict is not None and verdict.behind)
+    return {"policy": policy, "core": core, "build": described(), "lru": "yes" if lru else "no"}
 
 
 def counts_of(pool: Pool) -> dict[str, int]:

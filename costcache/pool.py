@@ -195,8 +195,8 @@ class Pool:
         """Evict by an order that was made elsewhere. The pool must be empty."""
         watch = None
         if not is_ours(order):
-            watch = Watch(name, self._time_budget, self._drops_slow, self.counters)
-            watch.seal(order)
+            watch = Watch(name, order, self._time_budget, self._drops_slow, self.counters)
+            watch.seal()
         self._guard = OrderGuard(name, order, self.records, self._listen, watch)
         self._listen(order)
 
@@ -252,6 +252,12 @@ class Pool:
     def fell_back(self) -> bool:
         """Whether the order was dropped for LRU since the last reset."""
         return self.book._guard.fallbacks > 0
+
+    @property
+    def kept_entries(self) -> int | None:
+        """Entries in the collections of a plugin's order, which should not grow for ever; None for others."""
+        watch = self.book._guard.watch
+        return None if watch is None else watch.entries
 
     @property
     def fallbacks(self) -> int:
@@ -759,9 +765,42 @@ class Pool:
             for victim in deferred.values():
                 self.defer(victim)
 
-    def next_victim(self) -> Victim | None:
-        """Ask the order for a victim, for a host whose own walk evicts it; :meth:`defer` those that stay."""
-        return self.book._guard.next_victim(self.name)
+    def next_victim(self, deferred: dict[int, Victim]) -> Victim | None:
+        """Ask the order for a victim, for a host whose own walk evicts it; :meth:`defer` those that stay.
+
+        An order whose answer is none of this cache, or was deferred, or that misses a node is dropped, as in
+        :meth:`evict`.
+
+        Args:
+            deferred: Victims that this walk could not evict, by serial number.
+        """
+        book = self.book
+        guard, live = book._guard, book.live
+        while True:
+            victim = guard.next_victim(self.name)
+            if victim is None:
+                if guard.fallbacks or not self._leaves_any(deferred):
+                    return None
+                guard.drop("it named no victim although more can be evicted")
+                continue
+            record = victim.record
+            if live.get(record.serial) is record and record.serial not in deferred:
+                return victim
+            if guard.fallbacks:
+                return None
+            if record.serial in deferred:
+                guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
+            else:
+                guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")
+
+    def _leaves_any(self, deferred: dict[int, Victim]) -> bool:
+        """Whether a record that the order may name is left; looks at all of them."""
+        book = self.book
+        if book is self:
+            return any(r.is_evictable and r.serial not in deferred for r in book.live.values())
+        return any(
+            r.state is not None and not r.state.locks and r.serial not in deferred for r in book.live.values()
+        )
 
     def defer(self, victim: Victim) -> None:
         """A victim was not evicted; the order may name it again from now on."""
@@ -778,5 +817,4 @@ class Pool:
         if not deferred:
             return True  # evictable units are left, and no victim was deferred
         # Only an order that named locked nodes is suspect; then a scan of all nodes is worth its time.
-        records = self.book.live.values()
-        return locked and any(r.is_evictable and r.serial not in deferred for r in records)
+        return locked and any(r.is_evictable and r.serial not in deferred for r in self.book.live.values())

@@ -13,7 +13,7 @@ import functools
 import logging
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
 from costcache.errors import PluginError
@@ -32,6 +32,10 @@ MOST_SLOW = 3
 """Slow decisions after which an order is dropped."""
 WITHIN = 1000
 """Decisions within which these must be: a machine that stands still now and then drops no order."""
+LOOKS = 4096
+"""Evictions and walks between two looks at what an order keeps."""
+MANY = 1_000_000
+"""Entries that an order may keep before the log says so, again at each doubling."""
 
 _COUNT = 2
 _FACTS = (
@@ -70,11 +74,14 @@ class Watch:
         spent: Seconds in the order's code since the last :meth:`start`.
     """
 
-    def __init__(self, name: str, budget: float, drops: bool, counters: EvictionCounters) -> None:
+    def __init__(
+        self, name: str, order: VictimOrder, budget: float, drops: bool, counters: EvictionCounters
+    ) -> None:
         """Watch an order.
 
         Args:
             name: The policy's name.
+            order: The order.
             budget: Seconds that its code may take for one decision, or for one walk of the tree.
             drops: Whether an order that is often slower is dropped. Ranks that must decide alike do not: the
                 time differs between them.
@@ -82,16 +89,39 @@ class Watch:
         """
         self.name = name
         self.spent = 0.0
+        self._order = order
         self._budget = budget
         self._drops = drops
         self._counters = counters
         self._started = 0
+        self._many = MANY
         self._slow: list[int] = []
+
+    @property
+    def entries(self) -> int:
+        """Entries in the collections that are attributes of the order."""
+        entries = 0
+        for each in getattr(self._order, "__dict__", {}).values():
+            if isinstance(each, Sized) and not isinstance(each, str | bytes):
+                with contextlib.suppress(Exception):  # an array without a length, say
+                    entries += len(each)
+        return entries
 
     def start(self) -> None:
         """Begin an eviction, or a walk of the tree."""
         self._started += 1
         self.spent = 0.0
+        if not self._started % LOOKS:
+            entries = self.entries
+            if entries >= self._many:
+                self._many = 2 * entries
+                logger.warning(
+                    "policy %r keeps %s entries after %s evictions and walks: if they grow without end, they "
+                    "take the server's memory (counted as policy_entries)",
+                    self.name,
+                    f"{entries:,}",
+                    f"{self._started:,}",
+                )
 
     def took(self, seconds: float) -> None:
         """Count time in the order's code.
@@ -118,8 +148,9 @@ class Watch:
         handler = overridden(order, event)
         return None if handler is None else functools.partial(self._call, handler)
 
-    def seal(self, order: VictimOrder) -> None:
-        """Watch what an order's key does to a record, too."""
+    def seal(self) -> None:
+        """Watch what the order's key does to a record, too."""
+        order = self._order
         name = "key" if isinstance(order, KeyedOrder) else "score"
         if isinstance(order, KeyedOrder | StateOrder):
             with contextlib.suppress(AttributeError):  # a class without a __dict__

@@ -12,6 +12,7 @@ from typing import Any
 from costcache import KeyedOrder, NodeRecord, PolicySpec, Victim, VictimOrder, hookimpl
 from costcache.plugins import PluginManager
 from costcache.policies.keyed import LRU
+from costcache.policies.spec import Sight
 from costcache.records import Action
 
 __all__ = ["HOSTILE", "KEYS", "falls_back", "plugins_with", "settings_for"]
@@ -188,7 +189,7 @@ def plugins_with(name: str) -> PluginManager:
     class Plugin:
         @hookimpl
         def policies(self) -> dict[str, PolicySpec]:
-            sees = frozenset({"leaves" if name in KEYS else "nodes"})
+            sees: frozenset[Sight] = frozenset({"leaves" if name in KEYS else "nodes"})
             return {
                 "hostile": PolicySpec(lambda cost, pools, settings: HOSTILE[name](), "Hostile.", sees=sees)
             }
@@ -207,4 +208,6 @@ def falls_back(name: str) -> bool | None:
     """Whether a policy of the list is dropped for LRU under some pressure; None if it may be."""
     if name in HARMLESS:
         return False
+    if name == "a state for a victim":
+        return None  # some hosts take the leaf that it is on
     return True if name not in KEYS or name in KEY_AT_ONCE else None

@@ -71,14 +71,17 @@ class CostCache(UnifiedRadixCache):
         self.free_slots = slot_freer(self.token_to_kv_pool_allocator)
         self._shares_memory = bool(get_memory().enable_unified_memory)
         if self.metrics_collector is not None:
-            self.cost_metrics = metrics = CostMetrics(self.metrics_collector)
+            self.cost_metrics = metrics = CostMetrics(self.metrics_collector, binding.policy, core)
             for pool in self.pools.by_name.values():
                 pool.take = metrics.timed(pool.take)
+            metrics.publish(self.pools.by_name)
 
     def init_hicache(self, server_args: Any, params: Any) -> None:
         """Attach SGLang's host tier."""
         super().init_hicache(server_args, params)
         exact_reclaims(self)
+        if self.cost_metrics is not None:
+            self.cost_metrics.publish(self.pools.by_name)
 
     def victims(self, name: str) -> Any:
         """The owner of a pool's memory."""

@@ -36,12 +36,11 @@ class _Naming:
     def next(self) -> Any:
         """Name the next victim; None if there is none."""
         self._set_aside()
-        while True:
-            victim = self._pool.next_victim()
-            if victim is None or victim.record.serial in self._deferred:
-                return None
-            self._last = victim
-            return victim.record
+        victim = self._pool.next_victim(self._deferred)
+        if victim is None:
+            return None
+        self._last = victim
+        return victim.record
 
     def refuse(self) -> None:
         """Note that the last victim cannot be evicted."""

@@ -14,12 +14,17 @@ SGLang exposes at ``/metrics`` whatever its processes register with prometheus_c
     costcache:fallbacks_total           orders dropped for LRU
     costcache:step_ins_total            times that LRU stepped in, by the verdict of the policy
     costcache:lru_in_force              1 while it is in force by that verdict, else 0
+    costcache:slow_decisions_total      decisions for which a plugin's policy took longer than its time budget
+    costcache:policy_info               1; labels policy, core, build and lru (yes or no) say what is in force
+    costcache:policy_entries            entries that a plugin's policy keeps in collections of its own
     costcache:gained_tokens_total       tokens found that LRU would not have found
     costcache:lost_tokens_total         tokens that LRU would have found, and the policy did not
     costcache:excess_units              per eviction, units freed beyond the shortfall
     costcache:decision_seconds          per eviction, time to choose the victims, without freeing them
 
-Each has the labels of SGLang's cache metrics (cache_type, ranks) and ``pool``.
+Each has the labels of SGLang's cache metrics (cache_type, ranks) and ``pool``. All are there from the
+start, at 0, so that an alert on an increase sees the first one; those of a verdict only if the policy
+compares itself with LRU.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from costcache.counts import COUNTERS, FALLBACKS, IN_FORCE, VERDICT
+from costcache.counts import COUNTERS, FALLBACKS, IN_FORCE, INFO, INFO_LABELS, VERDICT, info_of
 from costcache.pool import Pool
 
 __all__ = ["CostMetrics"]
@@ -40,13 +45,17 @@ SECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5
 class CostMetrics:
     """Publishes the counts of a cache's pools."""
 
-    def __init__(self, collector: Any) -> None:
+    def __init__(self, collector: Any, policy: str, core: str) -> None:
         """Register the metrics.
 
         Args:
             collector: SGLang's ``RadixCacheMetricsCollector``: gives the labels, and the metric classes if
                 they are replaced.
+            policy: Name of the policy that was asked for.
+            core: The tree core.
         """
+        self._policy = policy
+        self._core = core
         # Only now: SGLang sets the environment that prometheus_client reads when it is imported.
         import prometheus_client
 
@@ -75,6 +84,18 @@ class CostMetrics:
         )
         self._seconds = histogram(
             "costcache:decision_seconds", "Time to choose victims.", labelnames=names, buckets=SECONDS
+        )
+        self._info = gauge(
+            f"costcache:{INFO[0]}",
+            INFO[1],
+            labelnames=[*names, *INFO_LABELS],
+            multiprocess_mode="mostrecent",
+        )
+        self._entries = gauge(
+            "costcache:policy_entries",
+            "Entries that a plugin's policy keeps.",
+            labelnames=names,
+            multiprocess_mode="mostrecent",
         )
         self._of: dict[str, _OfPool] = {}
         self._freeing = 0.0
@@ -109,6 +130,10 @@ class CostMetrics:
             for field, metric in self._counters.items():
                 of.add(metric, field, getattr(counters, field))
             of.add(self._fallbacks, "fallbacks", pool.fallbacks)
+            of.inform(self._info, info_of(pool, self._policy, self._core))
+            kept = pool.kept_entries
+            if kept is not None:
+                of.child(self._entries).set(kept)
             verdict = pool.order.against_lru()
             if verdict is not None:
                 for field, metric in self._verdict.items():
@@ -119,6 +144,8 @@ class CostMetrics:
         of = self._of.get(name)
         if of is None:
             of = self._of[name] = _OfPool({**self._labels, "pool": name})
+            for metric in (self._excess, self._seconds):
+                of.child(metric)
         return of
 
 
@@ -129,6 +156,18 @@ class _OfPool:
         self._labels = labels
         self._children: dict[Any, Any] = {}
         self._published: dict[str, int] = {}
+        self._informed: tuple[dict[str, str], Any] | None = None
+
+    def inform(self, metric: Any, labels: dict[str, str]) -> None:
+        """Set the info with these labels to 1, and the one before to 0."""
+        if self._informed is not None:
+            before, child = self._informed
+            if before == labels:
+                return
+            child.set(0)
+        child = metric.labels(**self._labels, **labels)
+        child.set(1)
+        self._informed = labels, child
 
     def child(self, metric: Any) -> Any:
         """A metric with the pool's labels, which is exposed from now on."""
@@ -139,7 +178,11 @@ class _OfPool:
 
     def add(self, metric: Any, name: str, count: int) -> None:
         """Raise a counter to a count."""
-        published = self._published.get(name, 0)
+        published = self._published.get(name)
+        if published is None:  # exposed from now on, at 0 too
+            self.child(metric)
+            published = 0
+            self._published[name] = 0
         if count != published:
             self._published[name] = count
             # A count of an order begins anew after a reset.

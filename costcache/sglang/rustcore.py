@@ -435,7 +435,7 @@ class CostRustCore(LeafTaking, RustUnifiedTreeCore):
             return EvictDeviceNextNodeResult()
         if not self._own_walk:
             kv, passed = self.kv, self._passed
-            while (victim := kv.next_victim()) is not None and victim.record.serial not in passed:
+            while (victim := kv.next_victim(passed)) is not None:
                 record = victim.record
                 if isinstance(record, PoolRecord):
                     node_id = self.claim(record, self._quota)

@@ -419,16 +419,16 @@ class Runs:
         while block is not queue.fake_free_list_tail and block.block_hash is None:
             yield block
             block = block.next_free_block
-        named: list[Victim] = []
+        named: dict[int, Victim] = {}
         try:
-            while (victim := pool.next_victim()) is not None:
-                named.append(victim)
+            while (victim := pool.next_victim(named)) is not None:
                 run = victim.record
+                named[run.serial] = victim
                 if not isinstance(run, Run) or run.locks:
                     break
                 yield from reversed(run.blocks)
         finally:
-            for victim in named:
+            for victim in named.values():
                 pool.defer(victim)
 
     def reset(self) -> None:
