@@ -11,6 +11,7 @@ __all__ = [
     "PluginError",
     "SettingsError",
     "TraceError",
+    "one_line",
     "reason",
 ]
 
@@ -33,6 +34,15 @@ class PluginError(CostcacheError, RuntimeError):
 
 class TraceError(CostcacheError, ValueError):
     """A trace file is malformed; names the file, the line and the field."""
+
+
+def one_line(error: BaseException) -> str:
+    """An error's type and message in one line, whatever its own code does."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def reason(item: Mapping[str, Any]) -> str:

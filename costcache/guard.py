@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from costcache.errors import one_line
 from costcache.eviction import EvictionCounters
 from costcache.orders import VictimOrder
 from costcache.policies.keyed import LRU
@@ -18,7 +19,7 @@ from costcache.policies.states import StateOrder, state_lru
 from costcache.records import Action, NodeRecord, PoolState, Victim
 from costcache.watch import Watch
 
-__all__ = ["HookGuard", "OrderGuard", "said"]
+__all__ = ["HookGuard", "OrderGuard"]
 
 logger = logging.getLogger("costcache")
 
@@ -98,7 +99,7 @@ class OrderGuard:
             "policy %r is dropped for 'lru' until the cache is reset: %s%s",
             self.name,
             why,
-            "" if error is None else f" {said(error)}",
+            "" if error is None else f" {one_line(error)}",
             exc_info=error,
         )
         self.fallbacks += 1
@@ -107,15 +108,6 @@ class OrderGuard:
         self.order = state_lru() if isinstance(self.order, StateOrder) else LRU()
         self._listen(self.order)
         self.order.load(self._records())
-
-
-def said(error: BaseException) -> str:
-    """An error in one line, whatever its own code does."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class HookGuard:

@@ -14,6 +14,7 @@ import inspect
 import logging
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -25,8 +26,9 @@ from pydantic import BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from costcache import generic, hookspecs, policies
+from costcache._version import __version__
 from costcache.cost import CostModel, TokenCost
-from costcache.errors import CostcacheError, PluginError
+from costcache.errors import CostcacheError, PluginError, one_line
 from costcache.orders import KeyedOrder, VictimOrder
 from costcache.policies import PolicySpec
 from costcache.policies.spec import Sight
@@ -41,6 +43,16 @@ if TYPE_CHECKING:
 __all__ = ["Architecture", "PluginFailure", "PluginManager", "get_plugins", "serves"]
 
 logger = logging.getLogger("costcache")
+
+RESERVED = frozenset({"", "optimum", "infinite"})
+"""Names that cannot be a policy's: on the command line they mean bounds, or nothing."""
+_OURS = re.compile(r"costcache\s*(?![\w.-])")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_EVENTS = (
+    *(name for name, value in vars(VictimOrder).items() if not name.startswith("_") and callable(value)),
+    "key",
+    "score",
+)
 
 HOOKS = tuple(
     name for name in hookspecs.__all__ if hasattr(getattr(hookspecs, name), f"{hookspecs.PROJECT}_spec")
@@ -99,7 +111,9 @@ class Architecture:
             token = self.token_cost(self.model, deployment)
         except CostcacheError:
             raise  # the deployment's fault, not the plugin's, with its own message
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise PluginError(f"plugin {self.name!r}: token_cost raised {error!r}") from error
         if not isinstance(token, TokenCost):
             raise PluginError(f"plugin {self.name!r}: token_cost returned {token!r}, not a TokenCost")
@@ -122,7 +136,9 @@ class Architecture:
         full = empty._replace(free=0, evictable=size)
         try:
             return all(self.free_target(self.model, pool, values) == 0 for pool in (empty, full))
-        except Exception:  # the pipeline reports it, and counts it as 0
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # the pipeline reports it, and counts it as 0
             return False
 
     def pool_settings(self, settings: Settings) -> PoolSettings:
@@ -134,7 +150,9 @@ class Architecture:
         """
         try:
             model = self.settings_model()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise PluginError(f"plugin {self.name!r}: settings_model raised {error!r}") from error
         if not (model is None or _is_settings(model)):
             raise PluginError(
@@ -175,11 +193,14 @@ class PluginManager:
 
     def _load(self, point: EntryPoint) -> None:
         try:
+            _check_point(point)
             self.register(point.load(), point.name, point.value)
         except PluginError as error:
             self._failed(point.name, point.value, str(error))
-        except (Exception, SystemExit) as error:
-            self._failed(point.name, point.value, f"import failed: {type(error).__name__}: {error}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, the panic of an extension module: of this plugin alone
+            self._failed(point.name, point.value, f"import failed: {one_line(error)}")
 
     def register(self, plugin: object, name: str, source: str = "") -> None:
         """Add one plugin.
@@ -196,6 +217,9 @@ class PluginManager:
         """
         if self.pm.has_plugin(name):
             raise PluginError(f"a plugin of the name {name!r} is loaded already ({self._sources[name]})")
+        other = self.pm.get_name(plugin)
+        if other is not None:
+            raise PluginError(f"it is loaded already, as plugin {other!r}: keep one of the two entry points")
         self._check(plugin)
         try:
             self.pm.register(plugin, name)
@@ -204,12 +228,14 @@ class PluginManager:
         self._sources[name] = source
         try:
             self._offer(name)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self.pm.unregister(name=name)
             raise PluginError(f"policies failed: {error}") from error
 
     def _check(self, plugin: object) -> None:
-        hooks = 0
+        hooks = []
         for attribute in dir(plugin):
             marker = self.pm.parse_hookimpl_opts(plugin, attribute)
             if marker is None:
@@ -222,9 +248,15 @@ class PluginManager:
             if marker.get("wrapper") or marker.get("hookwrapper"):
                 raise PluginError(f"hook {hook!r} is a wrapper: hooks of costcache cannot be wrapped")
             self._check_arguments(hook, getattr(plugin, attribute))
-            hooks += 1
+            hooks.append(hook)
         if not hooks:
             raise PluginError("no function in it is marked @costcache.hookimpl")
+        useless = [hook for hook in hooks if hook in generic.DEFAULTS]
+        if useless and "match_model" not in hooks:
+            raise PluginError(
+                f"it has {useless[0]!r} and no 'match_model', so it would never be asked: claim the models "
+                "that it is for"
+            )
 
     def _check_arguments(self, hook: str, function: Callable[..., Any]) -> None:
         known = list(inspect.signature(getattr(hookspecs, hook)).parameters)
@@ -248,7 +280,18 @@ class PluginManager:
                 raise TypeError(f"{policy!r}: {spec!r} is not a name and a PolicySpec")
             _check_spec(policy, spec)
         for policy, spec in offer.items():
-            if policy == hookspecs.PROJECT or policy in self._policies:
+            if policy in RESERVED or not _NAME.fullmatch(policy):
+                self._failed(
+                    name,
+                    self._sources[name],
+                    f"policy {policy!r} cannot be asked for: "
+                    + (
+                        "the name means something else"
+                        if policy in RESERVED
+                        else "name it with letters, digits, '-' and '_'"
+                    ),
+                )
+            elif policy == hookspecs.PROJECT or policy in self._policies:
                 owner = self._policies.get(policy, ("the framework", spec))[0]
                 self._failed(name, self._sources[name], f"policy {policy!r} is taken by {owner!r}")
             else:
@@ -311,7 +354,9 @@ class PluginManager:
 
         try:
             spec: Any = self._bound(name, "read_config", generic.read_config)(config)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._failed(name, self._sources[name], f"read_config raised {error!r}")
             return None
         if spec is None or isinstance(spec, ModelSpec):
@@ -351,12 +396,16 @@ class PluginManager:
     def _claim(self, name: str, model: ModelSpec) -> int | None:
         try:
             claim: Any = self._bound(name, "match_model", generic.match_model)(model)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._failed(name, self._sources[name], f"match_model raised {error!r}")
             return None
-        if claim is None or (type(claim) is int and claim >= 0):
+        if claim is None or (type(claim) is int and (claim > 0 or (claim == 0 and name == "generic"))):
             return claim
-        self._failed(name, self._sources[name], f"match_model answered {claim!r}, not an int or None")
+        self._failed(
+            name, self._sources[name], f"match_model answered {claim!r}, not an int of 1 or more, or None"
+        )
         return None
 
     def _bound(self, name: str, hook: str, default: Callable[..., Any]) -> Callable[..., Any]:
@@ -406,7 +455,9 @@ class PluginManager:
         plugin = f"plugin {architecture.name!r}"
         try:
             chosen: Any = architecture.default_policy(architecture.model)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise PluginError(f"{plugin}: default_policy raised {error!r}") from error
         if chosen is None:
             return DEFAULT_POLICY
@@ -452,11 +503,17 @@ class PluginManager:
             order = spec.make_order(cost, pools, values)
         except CostcacheError:
             raise  # its own message says more
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise PluginError(f"{where} cannot be made: {error!r}") from error
         kind = _kind(spec, pools)
         if not isinstance(order, VictimOrder):
             raise PluginError(f"{where}: make_order returned {order!r}, not a VictimOrder")
+        try:
+            _check_methods(type(order))
+        except TypeError as error:
+            raise PluginError(f"{where}: {error}") from error
         if not isinstance(order, kind):
             raise PluginError(
                 f"{where} declares that it sees {_words(spec.sees)}, but its make_order returned a "
@@ -496,7 +553,9 @@ class PluginManager:
             return f"{why}; take {', '.join(self.serving(model))}"
         try:
             return spec.supports(model)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise PluginError(f"policy {name!r} of plugin {plugin!r}: supports raised {error!r}") from error
 
     def describe(self) -> dict[str, Any]:
@@ -543,6 +602,15 @@ def _kind(spec: PolicySpec, pools: tuple[PoolState, ...]) -> type[VictimOrder]:
 def _check_spec(policy: str, spec: PolicySpec) -> None:
     if not _is_settings(spec.settings):
         raise TypeError(f"{policy!r}: settings is {spec.settings!r}, not a pydantic model")
+    summary: Any = spec.summary
+    if not isinstance(summary, str) or len(summary.splitlines()) > 1:
+        raise TypeError(f"{policy!r}: summary is {summary!r}, not one line of text")
+    for field in ("make_order", "supports"):
+        function: Any = getattr(spec, field)
+        if not callable(function):
+            raise TypeError(f"{policy!r}: {field} is {function!r}, not a function")
+    for order in _classes_in(spec.make_order):
+        _check_methods(order)
     known = get_args(Sight)
     sees: Any = spec.sees
     if not isinstance(sees, frozenset) or not sees or not sees.issubset(known):
@@ -552,6 +620,77 @@ def _check_spec(policy: str, spec: PolicySpec) -> None:
         raise TypeError(f"{policy!r}: windows is {windows!r}, not the name of a policy or None")
     if not isinstance(spec.explains, bool):
         raise TypeError(f"{policy!r}: explains is {spec.explains!r}, not True or False")
+
+
+def _check_point(point: EntryPoint) -> None:
+    """Check what an entry point says before its module is imported.
+
+    Raises:
+        PluginError: It names no module, or its distribution was made for another version of costcache.
+    """
+    if not point.name.strip() or not EntryPoint.pattern.match(point.value):
+        raise PluginError(
+            f"its entry point is {f'{point.name} = {point.value}'!r}: write NAME = MODULE or "
+            "NAME = MODULE:ATTRIBUTE"
+        )
+    dist = point.dist
+    for line in (dist.requires if dist is not None else None) or ():
+        if not _OURS.match(line):
+            continue
+        from packaging.requirements import InvalidRequirement, Requirement
+
+        try:
+            needs = Requirement(line)
+        except InvalidRequirement:
+            continue
+        applies = needs.marker is None or needs.marker.evaluate({"extra": ""})
+        if applies and not needs.specifier.contains(__version__, prereleases=True):
+            raise PluginError(
+                f"it was made for costcache{needs.specifier}, and this is {__version__}: install a version "
+                "of the plugin that names this one"
+            )
+
+
+def _classes_in(make_order: Callable[..., Any]) -> list[type[VictimOrder]]:
+    """Classes of orders that a function refers to: those that it is likely to make."""
+    if isinstance(make_order, type):
+        return [make_order] if issubclass(make_order, VictimOrder) else []
+    function = inspect.unwrap(make_order)
+    if not inspect.isfunction(function):
+        return []
+    seen = inspect.getclosurevars(function)
+    values = [*seen.nonlocals.values(), *seen.globals.values()]
+    return [value for value in values if isinstance(value, type) and issubclass(value, VictimOrder)]
+
+
+def _check_methods(order: type[VictimOrder]) -> None:
+    """Check that no method of an order is a misspelt event, which nobody would ever call.
+
+    Raises:
+        TypeError: A public method is named almost like an event, and no method of the class refers to it.
+    """
+    own: dict[str, Any] = {}
+    for base in reversed(order.__mro__):
+        if issubclass(base, VictimOrder) and base.__module__.partition(".")[0] != hookspecs.PROJECT:
+            own |= vars(base)
+    codes = [code for value in own.values() if (code := getattr(value, "__code__", None)) is not None]
+    named = {name for code in codes for name in code.co_names}
+    for name, value in own.items():
+        if (
+            name.startswith("_")
+            or not inspect.isfunction(value)
+            or hasattr(VictimOrder, name)
+            or name in named
+        ):
+            continue
+        if hasattr(KeyedOrder, name) or hasattr(StateOrder, name):
+            continue
+        close = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.75)
+        if close:
+            raise TypeError(
+                f"{order.__name__} has a method {name!r}, which is no event and would never be called: did "
+                f"you mean {close[0]!r}? Give a helper a name that begins with an underscore"
+            )
 
 
 def _words(sees: Iterable[str]) -> str:

@@ -229,6 +229,7 @@ def test_settings_are_one_object() -> None:
         "trim": "auto",
         "trim_chunk": 2048,
         "core": "auto",
+        "time_budget": 1.0,
         "architecture": {},
         "policy_settings": {},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from costcache import (
     VictimOrder,
     hookimpl,
 )
+from costcache._version import __version__
 from costcache.hookspecs import PROJECT
-from costcache.plugins import HOOKS, PluginManager
+from costcache.plugins import HOOKS, RESERVED, PluginManager
 from costcache.policies.keyed import LRU
 from costcache.policies.states import ConsumedLRU
 from costcache.radix import StateCache
+from costcache.records import NodeRecord
+from costcache.sim.engine import OFFLINE
 from tests.property.kit import MODEL, Plugin, manager, policy
 
 GOOD = """
@@ -66,6 +70,7 @@ def reasons(made: PluginManager) -> dict[str, str]:
 
 
 HOOK = "from costcache import hookimpl\n@hookimpl\n"
+OFFER = HOOK + "def policies():\n from costcache import PolicySpec\n"
 
 BROKEN = {
     "missing_package": ("import no_such_package_at_all", "No module named 'no_such_package_at_all'"),
@@ -90,6 +95,25 @@ BROKEN = {
     "policies_list": (HOOK + "def policies(): return ['lru']", "['lru']"),
     "policies_none": (HOOK + "def policies(): return None", "None"),
     "policies_of_what": (HOOK + "def policies(): return {'p': 3}", "'p': 3"),
+    "panics": ("class Panic(BaseException): pass\nraise Panic('in Rust')", "import failed: Panic: in Rust"),
+    "lines": ("raise RuntimeError('one\\ntwo')", "RuntimeError: one two"),
+    "unclaimed": (
+        HOOK + "def token_cost(model, deployment): return None",
+        "'token_cost' and no 'match_model'",
+    ),
+    "policies_exit": (HOOK + "def policies(): raise SystemExit(3)", "policies failed: 3"),
+    "summary_none": (OFFER + " return {'p': PolicySpec(lambda c, p, s: None, None)}", "summary is None"),
+    "summary_two": (
+        OFFER + " return {'p': PolicySpec(lambda c, p, s: None, 'a\\nb')}",
+        "not one line of text",
+    ),
+    "made_by_none": (OFFER + " return {'p': PolicySpec(None, '')}", "make_order is None, not a function"),
+    "misspelt_event": (
+        "from costcache.policies.keyed import LRU\nclass Mine(LRU):\n def touchs(self, record): pass\n"
+        + OFFER
+        + " return {'p': PolicySpec(lambda c, p, s: Mine(), '')}",
+        "Mine has a method 'touchs', which is no event and would never be called: did you mean 'touch'?",
+    ),
     "policies_unnamed": (
         HOOK
         + "def policies():\n from costcache import PolicySpec\n"
@@ -388,3 +412,132 @@ def test_describe_lists_plugins_and_policies() -> None:
     assert policies["slru"]["settings"]["protected_threshold"]["default"] == 2
     assert all(item["summary"] for item in policies.values())
     assert described["failures"] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "optimum", "infinite", "a,b", "a b", " a", "a\n", "a\nb", "a=b", "a.b", "-a", "\x1b[31m", "ä"],
+)
+def test_a_policy_name_that_nobody_could_ask_for(name: str) -> None:
+    spec = PolicySpec(lambda cost, pools, settings: LRU(), "")
+    made = manager(own=Plugin(policies=lambda: {name: spec, "other": spec}))
+    assert "other" in made.policies()
+    assert name not in made.policies()
+    assert f"policy {name!r} cannot be asked for" in reasons(made)["own"]
+    assert "\n" not in reasons(made)["own"]
+
+
+def test_the_bounds_of_replays_are_no_names_of_policies() -> None:
+    assert set(OFFLINE) <= RESERVED
+
+
+def test_every_builtin_policy_would_be_accepted_as_a_plugins() -> None:
+    for name, spec in manager().policies().items():
+        made = PluginManager()
+        made.register(_offering({f"{name}-too": spec}), "own", "tests:own")
+        assert f"{name}-too" in made.policies()
+
+
+@pytest.mark.parametrize(
+    ("method", "meant"),
+    [
+        ("touchs", "touch"),
+        ("on_touch", "touch"),
+        ("refersh", "refresh"),
+        ("inserted", "insert"),
+        ("nextvictim", "next_victim"),
+        ("removed", "remove"),
+        ("finnish", "finish"),
+        ("unlcok", "unlock"),
+        ("keys", "key"),
+    ],
+)
+def test_a_misspelt_event_is_named(method: str, meant: str) -> None:
+    made_of = type("Mine", (LRU,), {method: lambda self, record: None, "__module__": __name__})
+    with pytest.raises(PluginError, match=f"Mine has a method '{method}', .*did you mean '{meant}'"):
+        PluginManager().register(policy("mine", made_of), "own", "tests:own")
+    hidden = {"make": made_of}  # not to be found without making it
+    made = PluginManager()
+    made.register(policy("mine", partial(_made, hidden)), "own", "tests:own")
+    with pytest.raises(PluginError, match=f"did you mean '{meant}'"):
+        RadixCache(MODEL, 10, policy="mine", plugins=made)
+
+
+def _offering(offer: dict[str, PolicySpec]) -> Plugin:
+    return Plugin(policies=lambda: offer)
+
+
+def _made(hidden: dict[str, type[VictimOrder]]) -> VictimOrder:
+    return hidden["make"]()
+
+
+def test_a_helper_that_the_order_itself_calls_may_be_named_like_an_event() -> None:
+    class Mine(LRU):
+        def touched(self, record: NodeRecord) -> None:
+            record.data = 1
+
+        def weight(self, record: NodeRecord) -> int:
+            return 1
+
+        def touch(self, record: NodeRecord) -> None:
+            self.touched(record)
+
+    made = manager(own=policy("mine", Mine))
+    RadixCache(MODEL, 10, policy="mine", plugins=made).insert([1])
+
+
+def test_one_module_under_two_names(install: Install, tmp_path: Path) -> None:
+    info = tmp_path / "again-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: again\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{PROJECT}]\nbbb = plugin_module_aaa\n")
+    made = install(aaa=GOOD)
+    assert reasons(made) == {"bbb": "it is loaded already, as plugin 'aaa': keep one of the two entry points"}
+    assert "aaa" in made.policies()
+
+
+@pytest.mark.parametrize("line", ["bbb =", "bbb = ", "bbb = :x", "bbb = a b c", "bbb = 3x:"])
+def test_an_empty_entry_point(line: str, install: Install, tmp_path: Path) -> None:
+    info = tmp_path / "empty-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: empty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{PROJECT}]\n{line}\n")
+    made = install(aaa=GOOD)
+    assert "aaa" in made.policies()
+    (reason,) = [f.reason for f in made.failures if f.plugin == "bbb"]
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize(
+    ("requires", "fits"),
+    [
+        ("costcache==0.0.1", False),
+        ("costcache (==0.0.1)", False),
+        ("costcache>=99", False),
+        ("costcache<0.1", False),
+        ("costcache[mla]==0.0.1", False),
+        (f"costcache=={__version__}", True),
+        ("costcache>=0.0.1", True),
+        ("costcache", True),
+        ("costcache==0.0.1; extra == 'test'", True),
+        ("costcache-mla==0.0.1", True),
+        ("costcache @ file:///nowhere", True),
+    ],
+)
+def test_a_plugin_made_for_another_version(
+    requires: str, fits: bool, install: Install, tmp_path: Path
+) -> None:
+    info = tmp_path / "old-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: old\nVersion: 1.0\nRequires-Dist: {requires}\n"
+        "Provides-Extra: test\nRequires-Dist: numpy>=1\n"
+    )
+    (info / "entry_points.txt").write_text(f"[{PROJECT}]\nbbb = plugin_module_old\n")
+    (tmp_path / "plugin_module_old.py").write_text(GOOD.replace("NAME", "'old'"))
+    made = install(aaa=GOOD)
+    assert "aaa" in made.policies()
+    assert ("old" in made.policies()) is fits
+    if not fits:
+        assert "it was made for costcache" in reasons(made)["bbb"]
+        assert f"this is {__version__}" in reasons(made)["bbb"]

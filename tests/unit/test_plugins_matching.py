@@ -50,7 +50,7 @@ def test_a_tie_of_three_names_all() -> None:
         manager(c=claim(7), b=claim(7), a=claim(7)).match(SPEC)
 
 
-@pytest.mark.parametrize("answer", ["5", 5.0, True, False, -1, [1], float("nan"), np.int64(5)])
+@pytest.mark.parametrize("answer", ["5", 5.0, True, False, 0, -1, [1], float("nan"), np.int64(5)])
 def test_a_claim_that_is_no_int_is_reported_and_passed_over(answer: Any) -> None:
     made = manager(odd=claim(answer), good=claim(1))
     assert made.match(SPEC).name == "good"
