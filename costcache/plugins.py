@@ -446,10 +446,14 @@ class PluginManager:
             return self._preferred(architecture)
         if name in self._policies:
             return name
+        raise PluginError(self.unknown(name))
+
+    def unknown(self, name: str) -> str:
+        """Say that there is no policy of this name, and which ones there are."""
         names = [hookspecs.PROJECT, *sorted(self._policies)]
         close = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise PluginError(f"there is no policy {name!r}: {hint}The policies are {', '.join(names)}")
+        return f"there is no policy {name!r}: {hint}The policies are {', '.join(names)}"
 
     def _preferred(self, architecture: Architecture) -> str:
         plugin = f"plugin {architecture.name!r}"

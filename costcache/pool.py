@@ -730,6 +730,7 @@ class Pool:
         victims, trims = eviction._victims, 0
         deferred: dict[int, Victim] = {}
         locked = False
+        live = None if self.book._watch is None else self.book.live
         while freed < goal:
             victim = guard.next_victim(name)
             if victim is None:
@@ -742,6 +743,10 @@ class Pool:
                 if guard.fallbacks:
                     break
                 guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
+                continue
+            if live is not None and live.get(record.serial) is not record and not guard.fallbacks:
+                # A plugin may name a node of another cache, which the host could take for its own.
+                guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")
                 continue
             end, uses, recency = record.depth + record.tokens, record.uses, record.recency
             got = take(victim, goal - freed)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from costcache import KeyedOrder, NodeRecord, PolicySpec, Victim, VictimOrder, hookimpl
+from costcache import KeyedOrder, NodeRecord, PolicySpec, RadixCache, Victim, VictimOrder, hookimpl
 from costcache.plugins import PluginManager
 from costcache.policies.keyed import LRU
 from costcache.policies.spec import Sight
@@ -100,6 +100,14 @@ def _sleeping(*_: Any) -> Any:
     return KEEP
 
 
+def _foreign() -> Callable[[Acting, Victim | None], Any]:
+    other = RadixCache("llama-3-8b", 100, policy="lru")
+    other.insert(range(50))
+    node = other.match_prefix(range(20)).node
+    leaf = next(iter(node.children.values()))
+    return lambda order, victim: Victim(leaf)
+
+
 def _keeping(order: Acting, victim: Victim | None) -> Any:
     order.kept.append(bytearray(1 << 12))
     return KEEP
@@ -143,6 +151,7 @@ OTHERS: dict[str, Callable[[], VictimOrder]] = {
     "a stranger for a victim": lambda: Acting(
         lambda order, victim: Victim(NodeRecord(3, NodeRecord(1, None, 0, 0), 5, 0))
     ),
+    "a node of another cache for a victim": lambda: Acting(_foreign()),
     "the root for a victim": lambda: Acting(
         lambda order, victim: (victim and Victim(_top(victim.record))) or KEEP
     ),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,37 @@ from costcache.settings import Settings, read_settings
 if TYPE_CHECKING:
     from costcache.pool import Pool
 
-__all__ = ["PrefixCache", "RadixCache", "deployment_in_pages"]
+__all__ = ["PrefixCache", "RadixCache", "deployment_in_pages", "exclusive"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _at_work(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name} was called while another call is at work on this cache: a cache is not thread-safe, so call "
+        "it from one thread only, and from no observer or policy"
+    )
+
+
+def exclusive(method: Callable[P, R]) -> Callable[P, R]:
+    """Refuse a call of a cache while another one is at work on it: of another thread, or of an observer.
+
+    The methods that a server calls most do the same without this wrapper, which takes longer.
+    """
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        cache: Any = args[0]
+        if cache._busy:
+            raise _at_work(method.__name__)
+        cache._busy = True  # no other thread runs between the question and this
+        try:
+            return method(*args, **kwargs)
+        finally:
+            cache._busy = False
+
+    return call
 
 
 class PrefixCache:
@@ -55,6 +86,7 @@ class PrefixCache:
         self._given_out = self._out  # bound once
         self._find: Callable[[Node, memoryview, RequestRecord], Node] = tree.match
         self._device: Any = None
+        self._busy = False
         self._hits = self._misses = self._hit_tokens = self._asked_tokens = 0
 
     # -- facts -------------------------------------------------------------------------------
@@ -152,21 +184,27 @@ class PrefixCache:
             extra_key: Prefixes of different extra keys (an adapter, say) never match.
             cache_salt: Nor do prefixes of different salts.
         """
-        array = as_int64(tokens, "tokens")
-        record = self._pool.begin() if request is None else self._request(request)
-        first = record.end is None
-        root = self._tree.root((extra_key, cache_salt))
-        match = self._found(self._find(root, as_key(array, self._page_size), record), first)
-        found = match.matched_len
-        if first:
-            record.matched = found  # a later match finds what the request itself inserted
-        if found:
-            self._hits += 1
-            self._hit_tokens += found
-        else:
-            self._misses += 1
-        self._asked_tokens += array.size
-        return match
+        if self._busy:
+            raise _at_work("match_prefix")
+        self._busy = True  # see exclusive()
+        try:
+            array = as_int64(tokens, "tokens")
+            record = self._pool.begin() if request is None else self._request(request)
+            first = record.end is None
+            root = self._tree.root((extra_key, cache_salt))
+            match = self._found(self._find(root, as_key(array, self._page_size), record), first)
+            found = match.matched_len
+            if first:
+                record.matched = found  # a later match finds what the request itself inserted
+            if found:
+                self._hits += 1
+                self._hit_tokens += found
+            else:
+                self._misses += 1
+            self._asked_tokens += array.size
+            return match
+        finally:
+            self._busy = False
 
     def insert(
         self,
@@ -198,47 +236,56 @@ class PrefixCache:
             ValueError: Slots are missing, out of range, in the cache already or named twice.
             TypeError: Tokens or slots are not integers, or the priority is not a whole number.
         """
-        array = as_int64(tokens, "tokens")
-        given = self._given(slots, array.size)
-        priority = as_whole(priority, "priority")
-        record = self._pool.begin() if request is None else self._request(request)
-        tree, pool, page_size, windows = self._tree, self._pool, self._page_size, self._windows
-        computed = 0 if windows is None else -(-as_count(window_from, "window_from") // page_size) * page_size
-        namespace = (extra_key, cache_salt)
-        key = as_key(array, page_size)
-        node = tree.match(tree.root(namespace), key, record)
-        matched = node.depth + node.tokens
-        if windows is not None:
-            computed = max(computed, windows.usable(node).end)
-        parts = [] if given is None or not matched else slots_of(node)
-        if node.priority < priority:  # then no ancestor has more either
-            pool.raise_priority(node, priority)
-        whole = array.size - array.size % page_size
-        added = whole - matched
-        if whole > self._slots.capacity and not record.oversized:
-            record.oversized = True
-            pool.counters.oversized += 1
-        if added and given is None:
-            added = self._fit(node, added)
-            self._collect()
-        if added:
-            if given is None:
-                taken = self._slots.allocate(added)
-                added = 0 if taken is None else taken.size
-            else:
-                taken = given[matched:whole]
-            if taken is not None and added:
-                taken = self._slots.cache(taken)
-                node = tree.append(node, tree.part(key, matched, added), taken, record, priority)
-                self._reserve()
-                if self._events:
-                    self._events.stored(node, namespace)
-        done = Inserted(node, matched, added, given, parts, self._given_out)
-        if windows is not None:
-            done._keep(windows.keep_both(node, matched, computed, record))
-            self._collect()
-        return done
+        if self._busy:
+            raise _at_work("insert")
+        self._busy = True  # see exclusive()
+        try:
+            array = as_int64(tokens, "tokens")
+            given = self._given(slots, array.size)
+            priority = as_whole(priority, "priority")
+            record = self._pool.begin() if request is None else self._request(request)
+            tree, pool, page_size, windows = self._tree, self._pool, self._page_size, self._windows
+            computed = (
+                0 if windows is None else -(-as_count(window_from, "window_from") // page_size) * page_size
+            )
+            namespace = (extra_key, cache_salt)
+            key = as_key(array, page_size)
+            node = tree.match(tree.root(namespace), key, record)
+            matched = node.depth + node.tokens
+            if windows is not None:
+                computed = max(computed, windows.usable(node).end)
+            parts = [] if given is None or not matched else slots_of(node)
+            if node.priority < priority:  # then no ancestor has more either
+                pool.raise_priority(node, priority)
+            whole = array.size - array.size % page_size
+            added = whole - matched
+            if whole > self._slots.capacity and not record.oversized:
+                record.oversized = True
+                pool.counters.oversized += 1
+            if added and given is None:
+                added = self._fit(node, added)
+                self._collect()
+            if added:
+                if given is None:
+                    taken = self._slots.allocate(added)
+                    added = 0 if taken is None else taken.size
+                else:
+                    taken = given[matched:whole]
+                if taken is not None and added:
+                    taken = self._slots.cache(taken)
+                    node = tree.append(node, tree.part(key, matched, added), taken, record, priority)
+                    self._reserve()
+                    if self._events:
+                        self._events.stored(node, namespace)
+            done = Inserted(node, matched, added, given, parts, self._given_out)
+            if windows is not None:
+                done._keep(windows.keep_both(node, matched, computed, record))
+                self._collect()
+            return done
+        finally:
+            self._busy = False
 
+    @exclusive
     def finish(self, request: Hashable, info: RequestInfo | None = None) -> None:
         """End a request, once, with the facts known of it; policies learn from them.
 
@@ -260,26 +307,46 @@ class PrefixCache:
         Lock right after the match: an eviction in between may have trimmed the node.
 
         Raises:
-            ValueError: The node has been evicted.
+            ValueError: The node has been evicted, or is of another cache.
         """
-        if node.parent is None and not isinstance(node, Root):
-            raise ValueError(f"{node!r} has been evicted: match its prefix again, then lock")
-        self._tree.pin(node)
+        if self._busy:
+            raise _at_work("lock")
+        self._busy = True  # see exclusive()
+        try:
+            self._check_node(node)
+            if node.parent is None and not isinstance(node, Root):
+                raise ValueError(f"{node!r} has been evicted: match its prefix again, then lock")
+            self._tree.pin(node)
+        finally:
+            self._busy = False
 
     def unlock(self, node: Node) -> None:
         """Undo one :meth:`lock`; nothing happens for a node that a reset dropped.
 
         Raises:
-            ValueError: The node is not locked.
+            ValueError: The node is not locked, or is of another cache.
         """
-        if node.parent is None and not isinstance(node, Root):
-            return
-        if not node.pins:
-            raise ValueError(f"{node!r} is not locked: unlock as often as you lock")
-        self._tree.unpin(node)
+        if self._busy:
+            raise _at_work("unlock")
+        self._busy = True  # see exclusive()
+        try:
+            self._check_node(node)
+            if node.parent is None and not isinstance(node, Root):
+                return
+            if not node.pins:
+                raise ValueError(f"{node!r} is not locked: unlock as often as you lock")
+            self._tree.unpin(node)
+        finally:
+            self._busy = False
 
+    @exclusive
     def refresh(self, node: Node) -> None:
-        """Make a prefix recent without counting a use: a waiting request still wants it."""
+        """Make a prefix recent without counting a use: a waiting request still wants it.
+
+        Raises:
+            ValueError: The node is of another cache.
+        """
+        self._check_node(node)
         self._tree.refresh(node)
 
     # -- slots -------------------------------------------------------------------------------
@@ -299,17 +366,24 @@ class PrefixCache:
             TypeError: Not a whole number.
             ValueError: Below 0.
         """
-        wanted = -(-as_count(tokens, "tokens") // self._page_size) * self._page_size
-        shortfall = wanted - self._slots.free
-        if shortfall > self.evictable:
-            return None
-        if shortfall > 0:
-            self._pool.evict(shortfall)
-            self._collect()
-        slots = self._slots.allocate(wanted)
-        self._reserve()
-        return None if slots is None else self._out(slots)
+        if self._busy:
+            raise _at_work("allocate")
+        self._busy = True  # see exclusive()
+        try:
+            wanted = -(-as_count(tokens, "tokens") // self._page_size) * self._page_size
+            shortfall = wanted - self._slots.free
+            if shortfall > self.evictable:
+                return None
+            if shortfall > 0:
+                self._pool.evict(shortfall)
+                self._collect()
+            slots = self._slots.allocate(wanted)
+            self._reserve()
+            return None if slots is None else self._out(slots)
+        finally:
+            self._busy = False
 
+    @exclusive
     def release(self, slots: Any) -> None:
         """Free reserved slots: duplicates, or slots that the request did not use.
 
@@ -332,10 +406,17 @@ class PrefixCache:
             TypeError: Not a whole number.
             ValueError: Below 0.
         """
-        eviction = self._pool.evict(as_count(num_tokens, "num_tokens"))
-        eviction.slots = self._out(self._collect())
-        return eviction
+        if self._busy:
+            raise _at_work("evict")
+        self._busy = True  # see exclusive()
+        try:
+            eviction = self._pool.evict(as_count(num_tokens, "num_tokens"))
+            eviction.slots = self._out(self._collect())
+            return eviction
+        finally:
+            self._busy = False
 
+    @exclusive
     def reset(self, *, force: bool = False) -> None:
         """Forget every prefix; their slots become free, reserved ones stay reserved.
 
@@ -358,6 +439,7 @@ class PrefixCache:
 
     # -- observers ---------------------------------------------------------------------------
 
+    @exclusive
     def subscribe(self, observer: Callable[[Event], None]) -> Callable[[], None]:
         """Send ``observer`` every event (stored, removed, cleared) from now on.
 
@@ -399,6 +481,13 @@ class PrefixCache:
     def _reserve(self) -> None:
         """Tell the pool how many slots running requests have reserved."""
         self._pool.reserved = self._slots.reserved
+
+    def _check_node(self, node: Any) -> None:
+        """Check that a node is one of this cache, or was."""
+        if not isinstance(node, Node):
+            raise TypeError(f"node is {node!r}: give the node of a match or of an insert")
+        if node.parent is not None and self._pool.live.get(node.serial) is not node:
+            raise ValueError(f"{node!r} is a node of another cache: give it to the cache that it is from")
 
     def _request(self, name: Hashable) -> RequestRecord:
         record = self._requests.get(name)

@@ -13,6 +13,8 @@ from costcache.records import MOST_ENDING, RequestInfo
 
 __all__ = ["as_count", "as_info", "as_int64", "as_key", "as_whole"]
 
+_WIDEST = 8  # bytes
+
 
 def as_int64(values: Any, what: str) -> NDArray[np.int64]:
     """Return ``values`` as a contiguous int64 array of one dimension, without a copy if possible.
@@ -24,7 +26,7 @@ def as_int64(values: Any, what: str) -> NDArray[np.int64]:
 
     Raises:
         TypeError: If they are not integers.
-        ValueError: If they do not have one dimension.
+        ValueError: If they do not have one dimension, or one is 2**63 or more.
     """
     if type(values) is not np.ndarray:
         if hasattr(values, "detach"):  # a torch tensor; torch itself is not needed here
@@ -38,6 +40,10 @@ def as_int64(values: Any, what: str) -> NDArray[np.int64]:
     if values.dtype != np.int64:
         if values.dtype.kind not in "iu":
             raise TypeError(f"{what} have type {values.dtype}: give integers")
+        if values.dtype.kind == "u" and values.dtype.itemsize == _WIDEST and values.size:
+            highest = int(values.max())
+            if highest >= 1 << 63:
+                raise ValueError(f"{what} have {highest}, which no int64 can hold: give numbers below 2**63")
         values = values.astype(np.int64)
     return values if values.flags.c_contiguous else np.ascontiguousarray(values)
 
@@ -83,6 +89,8 @@ def as_info(info: RequestInfo) -> RequestInfo:
         TypeError: If a field is of a wrong type; names it.
         ValueError: If a count or a time is below 0, or a time is not finite; names the field.
     """
+    if not isinstance(info, RequestInfo):
+        raise TypeError(f"info is {info!r}: give a RequestInfo")
     facts: dict[str, Any] = info._asdict()  # whatever the caller put in
     for name in ("finish_reason", "session", "tenant"):
         text = facts[name]

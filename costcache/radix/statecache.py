@@ -11,7 +11,7 @@ from costcache.errors import SettingsError
 from costcache.eviction import Eviction
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager, get_plugins
-from costcache.radix.cache import PrefixCache, deployment_in_pages
+from costcache.radix.cache import PrefixCache, deployment_in_pages, exclusive
 from costcache.radix.keys import as_count, as_whole
 from costcache.radix.node import Node
 from costcache.radix.results import Inserted, Match
@@ -185,6 +185,7 @@ class StateCache(PrefixCache):
             self.attach(node, state)
         return done
 
+    @exclusive
     def attach(self, node: Node, state: int) -> None:
         """Keep a state at the end of ``node``, such as the ``branch`` of a match.
 
@@ -192,6 +193,7 @@ class StateCache(PrefixCache):
             ValueError: The state is not reserved, or the node has one already or has been evicted.
         """
         state = self._as_reserved(state)
+        self._check_node(node)
         self._tree.attach(node, state)
         self._reserved_slots.remove(state)
         self._reserve()
@@ -205,6 +207,7 @@ class StateCache(PrefixCache):
         Raises:
             ValueError: The node has no state.
         """
+        self._check_node(node)
         if node.state is None:
             raise ValueError(f"{node!r} has no state: match its prefix again")
         self._pool.pin(node)
@@ -214,6 +217,7 @@ class StateCache(PrefixCache):
 
     # -- slots -------------------------------------------------------------------------------
 
+    @exclusive
     def allocate_state(self) -> int | None:
         """Reserve a state slot, evicting if none is free; None, with nothing evicted, if none can be."""
         if not self._make_room(0, 1) or not self._free_slots:
@@ -223,6 +227,7 @@ class StateCache(PrefixCache):
         self._reserve()
         return slot
 
+    @exclusive
     def release_state(self, state: int) -> None:
         """Free a reserved state slot.
 
@@ -234,13 +239,16 @@ class StateCache(PrefixCache):
         self._free_slots.append(state)
         self._reserve()
 
+    @exclusive
     def allocate(self, tokens: int) -> Any:
         """Reserve slots for a running request; see :meth:`RadixCache.allocate`."""
         tokens = as_count(tokens, "tokens")
         wanted = -(-tokens // self._page_size) * self._page_size
         if not self._make_room(wanted, 0):
             return None
-        return super().allocate(tokens)  # it fits now
+        slots = self._slots.allocate(wanted)  # it fits now
+        self._reserve()
+        return None if slots is None else self._out(slots)
 
     def evict(self, num_tokens: int) -> Eviction:
         """Free room for ``num_tokens`` tokens, or all that is evictable if that is less.
@@ -251,6 +259,7 @@ class StateCache(PrefixCache):
         num_tokens = as_count(num_tokens, "num_tokens")
         return super().evict(num_tokens * self._pool.token_units)
 
+    @exclusive
     def evict_states(self, states: int) -> Eviction:
         """Free ``states`` states, or all that are evictable if those are fewer.
 

@@ -5,7 +5,11 @@ Nothing here imports SGLang until :func:`register` is called, by SGLang.
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import logging
+import sys
+from pathlib import Path
 
 __all__ = ["SUPPORTED", "register"]
 
@@ -27,7 +31,24 @@ def register() -> None:
 
         registration.register()
     except Exception as error:
-        logger.exception("costcache is not active in SGLang: %s", error)
+        from costcache.errors import CostcacheError
+
+        said = f"costcache is not active in SGLang: {error}"
+        logger.error("%s", said, exc_info=None if isinstance(error, CostcacheError) else error)
+        if _is_asked_for(sys.argv[1:]):
+            # SGLang will not know the name, and end with its whole usage and "invalid choice: 'costcache'".
+            atexit.register(sys.stderr.write, f"{said}\n")
+
+
+def _is_asked_for(arguments: list[str]) -> bool:
+    """Whether a command line asks for costcache, itself or in the file of its ``--config``."""
+    words = [word for argument in arguments for word in argument.split("=")]
+    if any(word == "costcache" or word.startswith("costcache:") for word in words):
+        return True
+    for option, value in itertools.pairwise(words):
+        if option == "--config" and Path(value).is_file():
+            return "costcache" in Path(value).read_text(errors="replace")
+    return False
 
 
 def _check_version() -> None:

@@ -1,4 +1,4 @@
-"""Puts costcache into SGLang's registries: policy names, the cache backend, and three hooks."""
+"""Puts costcache into SGLang's registries: policy names, the cache backend, and five hooks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from sglang.srt.mem_cache import registry
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.server_args import RADIX_EVICTION_POLICY_CHOICES, add_radix_eviction_policy_choices
 
+from costcache.sglang.arguments import parsed, resolving
 from costcache.sglang.build import PREFIX, build, policy_names, read_policy, refuse
 from costcache.sglang.cache import CostCache
 
@@ -30,6 +31,8 @@ def register() -> None:
         "sglang.srt.mem_cache.registry.create_unified_radix_cache", create_unified, HookType.AROUND
     )
     HookRegistry.register("sglang.srt.mem_cache.registry.create_tree_cache", create_tree, HookType.AROUND)
+    HookRegistry.register("sglang.srt.server_args.prepare_server_args", parsed, HookType.AFTER)
+    HookRegistry.register("sglang.srt.server_args.ServerArgs.resolve_once", resolving, HookType.AROUND)
     HookRegistry.register(
         "sglang.srt.managers.schedule_policy.SchedulePolicy._touch_waiting_prefixes",
         touch_waiting_prefixes,

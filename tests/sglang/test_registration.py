@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from sglang.srt.server_args import RADIX_EVICTION_POLICY_CHOICES, ServerArgs, pr
 import costcache.sglang
 from costcache.errors import CostcacheError, PluginError, SettingsError
 from costcache.plugins import get_plugins
+from costcache.sglang.arguments import check_arguments
 from costcache.sglang.cache import CostCache
 from tests.sglang.pools import CONFIG, CONFIGS, Shape, init_params, publish_args
 from tests.sglang.serving import Server
@@ -208,9 +210,9 @@ def test_options_that_bypass_the_builder_are_refused(
 ) -> None:
     if route == "backend":
         arguments = {**arguments, "radix_cache_backend": "costcache"}
-    ctx = context(Shape("mha"), tmp_path, "costcache" if route == "policy" else "lru", **arguments)
+    policy = "costcache" if route == "policy" else "lru"
     with pytest.raises(CostcacheError, match=words):
-        registry.create_tree_cache(ctx)
+        registry.create_tree_cache(context(Shape("mha"), tmp_path, policy, **arguments))
 
 
 def test_a_model_of_sliding_windows_alone_is_refused(tmp_path: Path) -> None:
@@ -220,9 +222,8 @@ def test_a_model_of_sliding_windows_alone_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_backend_is_refused(tmp_path: Path) -> None:
-    ctx = context(Shape("mha"), tmp_path, radix_cache_backend="flexkv")
     with pytest.raises(CostcacheError, match="--radix-cache-backend is 'flexkv'"):
-        registry.create_tree_cache(ctx)
+        registry.create_tree_cache(context(Shape("mha"), tmp_path, radix_cache_backend="flexkv"))
 
 
 def test_a_disabled_cache_is_stocks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -239,6 +240,119 @@ def test_an_unsupported_version_says_so(
     costcache.sglang.register()
     assert "costcache is not active in SGLang" in caplog.text
     assert "sglang 0.5.23 is installed and costcache has been tested with 0.6.0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "asks"),
+    [
+        (("--radix-eviction-policy", "costcache"), True),
+        (("--radix-eviction-policy=costcache:slru",), True),
+        (("--radix-cache-backend", "costcache"), True),
+        (("--config", "FILE"), True),
+        (("--config=FILE",), True),
+        (("--radix-eviction-policy", "slru", "--config", "nowhere"), False),
+        ((), False),
+    ],
+)
+def test_a_command_line_asks_for_us_or_does_not(words: tuple[str, ...], asks: bool, tmp_path: Path) -> None:
+    settings = tmp_path / "server.yaml"
+    settings.write_text("model-path: nowhere\nradix-eviction-policy: costcache\n")
+    given = [word.replace("FILE", str(settings)) for word in words]
+    assert costcache.sglang._is_asked_for(["--model-path", "nowhere", *given]) is asks
+
+
+def test_a_refused_version_says_why_last() -> None:
+    """SGLang does not know the name then, and prints some hundred lines of usage."""
+    words = ("--model-path", "nowhere", "--radix-eviction-policy", "costcache")
+    result = served(*words, before="costcache.sglang.SUPPORTED = ('0.0.1',)")
+    assert result.returncode
+    assert len(result.stderr.splitlines()) > 100
+    assert result.stderr.splitlines()[-1] == (
+        "costcache is not active in SGLang: sglang 0.5.23 is installed and costcache has been tested with "
+        "0.0.1: install one of these, or a version of costcache that names yours"
+    )
+
+
+def served(*words: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """SGLang's own command, up to where it fails."""
+    code = (
+        "import tests.sglang.shims.torchvision_ops, costcache.sglang, runpy, sys\n"
+        f"{before}\nsys.argv = ['sglang.launch_server', *{list(words)!r}]\n"
+        "runpy.run_module('sglang.launch_server', run_name='__main__', alter_sys=True)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], check=False, cwd=root, capture_output=True, text=True
+    )
+
+
+def test_wrong_settings_end_the_command_before_anything_is_loaded() -> None:
+    config = '{"headroom": 2}'
+    words = ("--radix-eviction-policy", "costcache", "--radix-eviction-policy-config", config)
+    result = served("--model-path", "nowhere", *words)
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last == "sglang serve: error: setting 'headroom' is 2: input should be less than 1"
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"radix_eviction_policy_config": {"headrom": 0.1}}, "unknown setting 'headrom'"),
+    ({"radix_eviction_policy_config": {"policy": "lur"}}, "there is no policy 'lur': did you mean 'lru'"),
+    (
+        {
+            "radix_eviction_policy": "costcache:slru",
+            "radix_eviction_policy_config": {"policy_settings": {"protected_threshold": 0}},
+        },
+        "'policy_settings.protected_threshold' is 0",
+    ),
+    ({"radix_cache_backend": "flexkv"}, "--radix-cache-backend is 'flexkv'"),
+    ({"enable_lmcache": True}, "--enable-lmcache has a prefix cache of its own"),
+    ({"use_ray": True}, "under --use-ray SGLang's scheduler loads no plugins"),
+]
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["far", "local"])
+@pytest.mark.parametrize(("wrong", "said"), WRONG)
+def test_arguments_are_checked_when_they_are_parsed(
+    wrong: dict[str, Any], said: str, local: bool, tmp_path: Path
+) -> None:
+    if local:
+        (tmp_path / "config.json").write_text(json.dumps(CONFIGS["mha"] | CONFIG | {"model_type": "llama"}))
+    args = ServerArgs(
+        **{
+            "model_path": str(tmp_path) if local else "somebody/some-model",
+            "device": "cpu",
+            "radix_eviction_policy": "costcache",
+            **wrong,
+        }
+    )
+    with pytest.raises(CostcacheError, match=re.escape(said)):
+        check_arguments(args)
+    with pytest.raises(CostcacheError, match=re.escape(said)):
+        args.resolve_once()  # what SGLang's launchers call first
+
+
+def test_arguments_of_a_local_model_are_checked_for_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["mha"] | CONFIG | {"model_type": "llama"}))
+    args = ServerArgs(model_path=str(tmp_path), device="cpu", radix_eviction_policy="costcache:consumed-lru")
+    with pytest.raises(PluginError, match="ranks only state checkpoints, and the model has none"):
+        check_arguments(args)
+    args = ServerArgs(
+        model_path=str(tmp_path),
+        device="cpu",
+        radix_eviction_policy="costcache",
+        radix_eviction_policy_config={"architecture": {"nonsense": 1}},
+    )
+    with pytest.raises(SettingsError, match="architecture"):
+        check_arguments(args)
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru"])
+def test_arguments_of_others_are_left_alone(policy: str) -> None:
+    args = ServerArgs(
+        model_path="x", device="cpu", radix_eviction_policy=policy, radix_eviction_policy_config={"a": 1}
+    )
+    check_arguments(args)
 
 
 def test_waiting_prefixes_are_refreshed(tmp_path: Path) -> None:

@@ -1,0 +1,218 @@
+"""Misuse of a cache is an error at the call, and the cache is as it was."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costcache import RadixCache, RequestInfo
+from costcache.policies.keyed import LRU
+from costcache.radix.statecache import StateCache
+from tests.property.kit import MODEL, cache_with, check_structure, drain, manager
+from tests.unit.test_statecache import PAGE, cache_of
+from tests.unit.test_statecache import serve as serve_states
+
+BIG = 2**63
+
+
+def grown() -> RadixCache:
+    cache = RadixCache(MODEL, 100, policy="lru", plugins=manager())
+    cache.insert(range(10))
+    cache.insert([*range(5), 50, 51])
+    cache.match_prefix(range(3), "running")
+    return cache
+
+
+def look(cache: Any) -> Any:
+    """All that a caller could see of a cache."""
+    return cache.pretty(), cache.stats().cached, cache.free, cache.reserved, cache.evictable
+
+
+def foreign() -> Any:
+    other = RadixCache(MODEL, 100, policy="lru", plugins=manager())
+    return other.insert(range(8)).node
+
+
+MISUSE: dict[str, Callable[[RadixCache], Any]] = {
+    "lock a node of another cache": lambda cache: cache.lock(foreign()),
+    "unlock a node of another cache": lambda cache: cache.unlock(foreign()),
+    "refresh a node of another cache": lambda cache: cache.refresh(foreign()),
+    "lock a string": lambda cache: cache.lock("node"),  # type: ignore[arg-type] # the point
+    "lock None": lambda cache: cache.lock(None),  # type: ignore[arg-type] # the point
+    "lock a match": lambda cache: cache.lock(cache.match_prefix(range(4))),  # type: ignore[arg-type] # the point
+    "unlock a string": lambda cache: cache.unlock("node"),  # type: ignore[arg-type] # the point
+    "unlock what is not locked": lambda cache: cache.unlock(cache.match_prefix(range(10)).node),
+    "refresh a number": lambda cache: cache.refresh(3),  # type: ignore[arg-type] # the point
+    "slots of words": lambda cache: cache.insert(range(200, 203), ["a", "b", "c"]),
+    "slots of floats": lambda cache: cache.insert(range(200, 203), [1.0, 2.0, 3.0]),
+    "slots of truths": lambda cache: cache.insert(range(200, 203), [True, False, True]),
+    "slots in a square": lambda cache: cache.insert(range(200, 204), [[20, 21], [22, 23]]),
+    "too few slots": lambda cache: cache.insert(range(200, 203), [20, 21]),
+    "slots below none": lambda cache: cache.insert(range(200, 203), [20, 21, -1]),
+    "slots beyond the pool": lambda cache: cache.insert(range(200, 203), [20, 21, 100]),
+    "slots twice": lambda cache: cache.insert(range(200, 203), [20, 21, 20]),
+    "slots of the cache": lambda cache: cache.insert(range(200, 203), [20, 21, 0]),
+    "huge slots": lambda cache: cache.insert([200], np.array([BIG], np.uint64)),
+    "huge tokens": lambda cache: cache.insert(np.array([BIG + 3, 5], np.uint64)),
+    "huge tokens in a list": lambda cache: cache.insert([BIG, 5]),
+    "huger tokens": lambda cache: cache.insert([2**70, 5]),
+    "huge tokens to match": lambda cache: cache.match_prefix(np.array([BIG], np.uint64)),
+    "release what is free": lambda cache: cache.release([99]),
+    "release what is cached": lambda cache: cache.release([0]),
+    "release huge slots": lambda cache: cache.release(np.array([BIG], np.uint64)),
+    "release words": lambda cache: cache.release(["a"]),
+    "allocate words": lambda cache: cache.allocate("3"),  # type: ignore[arg-type] # the point
+    "allocate less than none": lambda cache: cache.allocate(-1),
+    "evict half a token": lambda cache: cache.evict(0.5),  # type: ignore[arg-type] # the point
+    "a reason that is no string": lambda cache: cache.finish("running", RequestInfo(finish_reason=3)),  # type: ignore[arg-type] # the point
+    "an info that is a dict": lambda cache: cache.finish("running", {"output_tokens": 3}),  # type: ignore[arg-type] # the point
+    "an info that is a tuple": lambda cache: cache.finish("running", (3,)),  # type: ignore[arg-type] # the point
+    "the end of nobody": lambda cache: cache.finish("nobody"),
+    "a name that cannot be hashed": lambda cache: cache.match_prefix(range(3), []),  # type: ignore[arg-type] # the point
+    "a priority in words": lambda cache: cache.insert(range(5), priority="high"),  # type: ignore[arg-type] # the point
+}
+
+
+@pytest.mark.parametrize("what", MISUSE)
+def test_misuse_is_an_error_and_changes_nothing(what: str) -> None:
+    cache = grown()
+    cache.match_prefix(range(10))
+    cache.match_prefix(range(4))  # what the misuse itself would split
+    before = look(cache)[1:]
+    with pytest.raises((ValueError, TypeError)) as error:
+        MISUSE[what](cache)
+    assert str(error.value)
+    assert look(cache)[1:] == before
+    check_structure(cache)
+    cache.finish("running", RequestInfo(finish_reason="stop"))
+    assert cache.match_prefix(range(10)).matched_len == 10
+    cache.insert(range(300, 340))
+    drain(cache)
+
+
+STATE_MISUSE: dict[str, Callable[[StateCache], Any]] = {
+    "attach to a node of another cache": lambda cache: cache.attach(foreign(), cache.allocate_state() or 0),
+    "fork a node of another cache": lambda cache: cache.fork(foreign()),
+    "fork a string": lambda cache: cache.fork("node"),  # type: ignore[arg-type] # the point
+    "release a state that is free": lambda cache: cache.release_state(3),
+    "release a state beyond the pool": lambda cache: cache.release_state(99),
+    "release a state in words": lambda cache: cache.release_state("3"),  # type: ignore[arg-type] # the point
+    "a state that is not reserved": lambda cache: cache.insert([1] * PAGE, state=3),
+    "a state within a page": lambda cache: cache.insert([1] * 7, state=cache.allocate_state()),
+}
+
+
+@pytest.mark.parametrize("what", STATE_MISUSE)
+def test_misuse_of_a_cache_of_states(what: str) -> None:
+    cache = cache_of(6, 24)
+    serve_states(cache, 1, 2)
+    serve_states(cache, 1, 3)
+    before = cache.states, cache.cached, cache.free
+    with pytest.raises((ValueError, TypeError)):
+        STATE_MISUSE[what](cache)
+    assert (cache.states, cache.cached, cache.free) == before
+    assert serve_states(cache, 1, 2, 4) == 2 * PAGE
+
+
+def test_a_double_unlock_is_named_even_while_others_hold_the_prefix() -> None:
+    cache = grown()
+    outer, inner = cache.match_prefix(range(5)).node, cache.match_prefix(range(10)).node
+    cache.lock(inner)
+    with pytest.raises(ValueError, match="is not locked"):
+        cache.unlock(outer)  # locked through its child only
+    cache.unlock(inner)
+    with pytest.raises(ValueError, match="is not locked"):
+        cache.unlock(inner)
+    drain(cache)
+
+
+@pytest.mark.parametrize("call", ["reset", "evict", "insert", "match", "lock", "finish", "allocate"])
+def test_an_observer_cannot_call_back(call: str) -> None:
+    cache = grown()
+    node = cache.match_prefix(range(10)).node
+    refused: list[str] = []
+    calls: dict[str, Callable[[], Any]] = {
+        "reset": lambda: cache.reset(force=True),
+        "evict": lambda: cache.evict(3),
+        "insert": lambda: cache.insert(range(900, 910)),
+        "match": lambda: cache.match_prefix(range(10)),
+        "lock": lambda: cache.lock(node),
+        "finish": lambda: cache.finish("running"),
+        "allocate": lambda: cache.allocate(3),
+    }
+
+    def observer(event: Any) -> None:
+        with pytest.raises(RuntimeError, match="while another call is at work") as error:
+            calls[call]()
+        refused.append(str(error.value))
+
+    cache.subscribe(observer)
+    cache.insert(range(500, 560))
+    cache.evict(20)
+    assert len(refused) >= 2
+    check_structure(cache)
+    drain(cache)
+
+
+def test_a_policy_cannot_call_back() -> None:
+    class Calling(LRU):
+        cache: RadixCache
+
+        def next_victim(self, pool: str) -> Any:
+            self.cache.reset(force=True)
+            return super().next_victim(pool)
+
+    cache = cache_with(Calling)
+    cache._pool.order.cache = cache  # type: ignore[attr-defined] # the order's own
+    cache.insert(range(50))
+    assert cache.evict(10).freed == 10
+    assert cache.policy == "lru"
+    drain(cache)
+
+
+def test_two_threads_are_refused_and_the_cache_is_whole() -> None:
+    """Whichever call comes second is refused, and none of them is half done."""
+    cache = RadixCache(MODEL, 400, policy="hazard", plugins=manager())
+    refused: list[str] = []
+    done = [0]
+    interval = sys.getswitchinterval()
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(3000):
+            prompt = rng.integers(0, 4, rng.integers(1, 60))
+            try:
+                cache.insert(prompt)
+                cache.match_prefix(prompt)
+                done[0] += 1
+            except Exception as error:
+                refused.append(str(error))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert refused
+    assert all("not thread-safe" in said for said in refused)
+    assert done[0]
+    check_structure(cache)
+    drain(cache)
+    assert (cache.policy, cache.cached) == ("hazard", 0)
+
+
+def test_a_call_that_fails_leaves_the_cache_open() -> None:
+    cache = grown()
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            cache.insert(["a"])
+    cache.insert([1, 2])
