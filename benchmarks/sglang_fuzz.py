@@ -1,9 +1,11 @@
 """100,000 random operations on real SGLang caches under our orders, over all combinations of components.
 
-    python benchmarks/sglang_fuzz.py [--steps 100000] [--core python|rust] [--only NAME] [--seed 0]
+    python benchmarks/sglang_fuzz.py [--steps 100000] [--only NAME] [--seed 0]
 
-After each operation it runs SGLang's own ``sanity_check``, counts every slot, and compares our records with
-its tree. At the end of each part everything is evicted, and no slot may be missing. Needs SGLang on CPU.
+After each operation it runs SGLang's own ``sanity_check``, counts every slot of each pool, those of windows
+and of states too, and compares our records with its tree. A request that reuses a prefix checks that its
+slots hold its tokens, and its state what was computed for it. Mixes named ``rust`` run on SGLang's Rust core.
+At the end of each part everything is evicted, and no slot may be missing. Needs SGLang on CPU.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.common import release_kv_cache
@@ -176,15 +177,43 @@ class Fuzz:
     # -- slots -------------------------------------------------------------------------------
 
     def _count_slots(self) -> None:
-        """Every slot of the full-attention pool is free, cached, or a running request's own."""
+        """Every slot and state is free, cached, or a running request's own."""
         server, cache, page = self.server, self.server.cache, self.server.shape.page_size
         cached = cache.full_evictable_size() + cache.full_protected_size()
         held = sum(
             -(-req.kv.kv_allocated_len // page) * page - req.kv.cache_protected_len for req in server.running
         )
-        assert server.free()["kv"] + cached + held == server.whole["kv"], (
-            "a slot was lost, or is in two places"
-        )
+        free, whole = server.free(), server.whole
+        assert free["kv"] + cached + held == whole["kv"], "a slot was lost, or is in two places"
+        if "swa" in free:
+            windows = self._window_slots()
+            assert len(windows) == len(set(windows)), "a window's slot is in two places"
+            held = page * len({slot // page for slot in windows})  # the last page may not be full
+            assert free["swa"] + held == whole["swa"], "a window's slot was lost"
+        if "state" in free and not server.shape.unified:
+            cached = cache.mamba_evictable_size() + cache.mamba_protected_size()
+            assert free["state"] + cached + server.held_states() == whole["state"], (
+                "a state was lost, or is in two places"
+            )
+
+    def _window_slots(self) -> list[int]:
+        """Sliding-window slots behind all full-attention slots that are cached or running requests' own."""
+        server, core = self.server, self.server.cache.tree_core
+        parts = [
+            server.rows.req_to_token[
+                req.kv.req_pool_idx, req.kv.cache_protected_len : req.kv.kv_allocated_len
+            ]
+            for req in server.running
+        ]
+        nodes = [node for node in core._collect_all_nodes() if node is not core.root_node]
+        values = (node.component_data[ComponentType.FULL].value for node in nodes)
+        parts += [value for value in values if value is not None]
+        if not parts:
+            return []
+        used = torch.cat([part.to(torch.int64) for part in parts])
+        behind = server.allocator.full_to_swa_index_mapping[used]
+        slots: list[int] = behind[behind > 0].tolist()
+        return slots
 
     def end(self) -> None:
         """Finish all requests, evict everything, and see that no slot was lost."""

@@ -10,6 +10,7 @@ filled wrongly from the host tier.
 from __future__ import annotations
 
 import time
+import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -36,6 +37,12 @@ from tests.sglang.pools import Shape
 
 EVERYTHING = 10**9
 DIGIT = 128  # a token id is written as three digits, each exact in bfloat16
+
+
+def sign(tokens: Sequence[int]) -> list[int]:
+    """Three digits that stand for a prefix, each exact in bfloat16."""
+    checksum = zlib.crc32(array("q", tokens))
+    return [checksum // DIGIT**place % DIGIT for place in range(3)]
 
 
 class Server:
@@ -111,9 +118,11 @@ class Server:
         alloc_req_slots(self.rows, [req], cache)
         slots = self._extend(prefix, size)
         self._write(slots, tokens[cached:])
+        self._resume_state(req, tokens[:cached])
         self.rows.write((req.kv.req_pool_idx, slice(0, size)), torch.cat([prefix, slots]).to(torch.int32))
         req.kv.kv_committed_len = req.kv.kv_allocated_len = size
         self._track_state(req, size)
+        self._write_state(req)
         checkpoint_kv_cache(req, cache)
         self.running.append(req)
         return int(cached)
@@ -129,6 +138,7 @@ class Server:
             req.kv.kv_committed_len = req.kv.kv_allocated_len = size + 1
             req.output_ids.append(token)
             self._track_state(req, size + 1)
+            self._write_state(req)
 
     def finish(self, req: Req) -> None:
         """End the request and hand what it computed to the cache."""
@@ -176,6 +186,44 @@ class Server:
         pool = getattr(pool, "full_kv_pool", pool)
         layer = pool.kv_buffer[0] if self.shape.kind in ("mla", "mla_mamba") else pool.k_buffer[0]
         return layer.view(layer.shape[0], -1)
+
+    def _resume_state(self, req: Req, tokens: Sequence[int]) -> None:
+        """Copy a cached state into the request's own slot, as the scheduler does, and check whose it is."""
+        if not self.shape.has_states or self.shape.unified:
+            return
+        source, own = req.kv.mamba_cow_src_index, req.kv.mamba_pool_idx.unsqueeze(0)
+        if source is not None:
+            self.rows.mamba_pool.copy_from(source, own)
+            req.kv.mamba_cow_src_index = None
+        req.kv.mamba_needs_clear = False
+        if tokens:
+            assert self._states()[own[0], :3].tolist() == sign(tokens), "a state is not that of its prefix"
+
+    def _write_state(self, req: Req) -> None:
+        """Write what a state is of into the request's slots of states, in place of the state."""
+        if not self.shape.has_states or self.shape.unified:
+            return
+        tokens, states = [*req.origin_input_ids, *req.output_ids], self._states()
+        states[req.kv.mamba_pool_idx, :3] = torch.tensor(sign(tokens), dtype=states.dtype)
+        tracked = req.kv.mamba_last_track_seqlen
+        if self.shape.extra_buffer and tracked:
+            for slot in req.kv.mamba_ping_pong_track_buffer.tolist():
+                if slot >= 0:
+                    states[slot, :3] = torch.tensor(sign(tokens[:tracked]), dtype=states.dtype)
+
+    def _states(self) -> torch.Tensor:
+        """The first linear layer's states, a row a slot."""
+        states = self.rows.mamba_pool.mamba_cache.temporal[0]
+        return states.view(states.shape[0], -1)
+
+    def held_states(self) -> int:
+        """States that running requests have outside the cache."""
+        held = 0
+        for req in self.running:
+            held += req.kv.mamba_pool_idx is not None
+            buffer = req.kv.mamba_ping_pong_track_buffer
+            held += 0 if buffer is None else sum(slot >= 0 for slot in buffer.tolist())
+        return held
 
     def _load_back(self, req: Req) -> None:
         """Bring what the host tier has of the prefix back to the device, and wait for it."""

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from costcache.plugins import get_plugins
 from tests.sglang import hicache
 from tests.sglang.fuzz import Fuzz
 from tests.sglang.mirror import check_records
 from tests.sglang.pools import Shape, cost_cache
 from tests.sglang.serving import Server
+from tests.sglang.test_rustcore import check_records as check_rust_records
 
 SESSIONS = {"enable_session_radix_cache": True}
 EVENTS = {"enable_kv_cache_events": True}
@@ -22,6 +24,7 @@ MIXES: dict[str, Shape] = {
         for kind in ("mha", "mla", "mamba", "mla_mamba", "swa")
         for page in (1, 64)
     },
+    **{f"rust-{page}": Shape("mha", page, core="rust") for page in (1, 64)},
     **{f"eagle-{page}": Shape("mha", page, params={"is_eagle": True}) for page in (1, 64)},
     **{f"sessions-{kind}": Shape(kind, params=SESSIONS) for kind in ("mha", "mamba", "swa")},
     **{f"events-{kind}": Shape(kind, params=EVENTS) for kind in ("mha", "mamba", "swa")},
@@ -36,17 +39,21 @@ POLICIES = ("hazard", "lru", "slru", "priority", "mru")
 
 def run(name: str, steps: int, seed: int, policy: str, **settings: Any) -> Fuzz:
     shape = MIXES[name]
+    check = check_records
+    if shape.core == "rust":
+        check = check_rust_records
+        policy = policy if get_plugins().policies()[policy].leaves_only else "lru"
     shape = Shape(**{**shape.__dict__, "tokens": 2048, "states": 20, "window_tokens": 1024})
     fuzz = Fuzz(
         Server(cost_cache(shape, policy=policy, **settings), shape), seed, sessions="sessions" in name
     )
     for _ in range(steps):
         fuzz.step()
-        check_records(fuzz.server.cache)
+        check(fuzz.server.cache)
         if "events" in name:
             fuzz.server.cache.take_events()
     fuzz.end()
-    check_records(fuzz.server.cache)
+    check(fuzz.server.cache)
     assert fuzz.server.cache.pools.kv.counters.evictions
     assert not any(pool.fallbacks for pool in fuzz.server.cache.pools.by_name.values())
     return fuzz
