@@ -15,7 +15,9 @@ from costcache.settings import Settings
 
 __all__ = ["BrokenContractError", "Watched", "watching"]
 
-_FACTS = tuple(name for name in NodeRecord.__slots__ if name != "data")
+_FACTS = tuple(
+    name for name in NodeRecord.__slots__ if name not in {"data", "queued"}
+)  # those are an order's
 
 
 class BrokenContractError(AssertionError):

@@ -37,12 +37,22 @@ class Good(KeyedOrder):
 
 
 class Random(KeyedOrder):
-    """Evicts any leaf."""
+    def insert(self, record: NodeRecord) -> None:
+        record.data = random.random()  # the fault
+        super().insert(record)
 
-    def key(self, record: NodeRecord) -> Any:
-        if record.data is None:
-            return random.random()  # the fault
-        return record.data
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        prefix.data = tail.data
+        super().split(prefix, tail)
+
+    def key(self, record: NodeRecord) -> float:
+        drawn: float = record.data
+        return drawn
+
+
+class Restless(KeyedOrder):
+    def key(self, record: NodeRecord) -> float:
+        return random.random()  # the fault
 
 
 class Meddling(Good):
@@ -146,6 +156,7 @@ def test_a_policy_without_a_fault_passes() -> None:
     ("plugin", "test", "says"),
     [
         (Offer(Random), "test_equal_streams_give_equal_victims", "unseeded random"),
+        (Offer(Restless), "test_equal_streams_give_equal_victims", "LRU had to take over"),
         (Offer(Meddling), WATCHED, "changed uses"),
         (
             Offer(Scanning),
