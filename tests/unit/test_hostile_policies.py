@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from costcache import RadixCache
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
-from costcache.records import RequestInfo
+from costcache.policies.states import StateOrder
+from costcache.records import NodeRecord, RequestInfo
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.serving import ServingSettings
 from tests.hostile import HOSTILE, KEYS, falls_back, plugins_with, settings_for
-from tests.property.kit import check_structure, drain
+from tests.property.kit import check_structure, drain, manager, policy
 from tests.unit.test_serving import trace_of
 from tests.unit.test_statecache import cache_of, serve
 
@@ -86,3 +88,34 @@ def test_a_replay_serves_on_and_says_so(name: str, serving: bool) -> None:
     assert (False if sleeps else falls_back(name)) in {None, run.fallbacks == 1}
     assert run.policy_in_force == ("lru" if run.fallbacks else "hostile")
     assert run.evictions
+
+
+SCORES: dict[str, Callable[[NodeRecord], Any]] = {
+    "NaN": lambda record: float("nan"),
+    "NaN in a tuple": lambda record: (float("nan"), record.serial),
+    "a random number": lambda record: random.random(),
+    "a clock": lambda record: time.perf_counter_ns(),
+    "words": lambda record: str(record.serial) if record.serial % 2 else record.serial,
+}
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("period", [0, 5])
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_that_does_not_hold_still_stalls_no_cache_of_states(
+    name: str, period: int, joint: bool
+) -> None:
+    class Restless(StateOrder):
+        def __init__(self) -> None:
+            self.period = period
+            super().__init__()
+            self.score = SCORES[name]  # type: ignore[method-assign, assignment] # a function without self
+
+    plugins = manager(own=policy("tested", Restless, sees=frozenset({"states"})))
+    cache = cache_of(6, 24, "tested", joint=joint, plugins=plugins)
+    rng = random.Random(3)
+    for _ in range(100):
+        serve(cache, *(rng.randrange(3) for _ in range(rng.randrange(1, 6))))
+    assert cache.policy == "lru"
+    cache.evict(1 << 40)
+    assert (cache.cached, cache.states) == (0, 0)
