@@ -84,7 +84,7 @@ def read_dynamo(source: Source, *, block_size: int | None = None) -> Trace:
     Raises:
         TraceError: If a line is malformed.
     """
-    columns = Columns()
+    columns = Columns(source)
     size = block_size
     ended: dict[str, float] = {}
     for number, row in _ROWS.read(source):
@@ -122,4 +122,4 @@ def read_dynamo(source: Source, *, block_size: int | None = None) -> Trace:
         columns.add(received, tokens, request.output_tokens, session=session, think=think, service=service)
     if size is None:
         raise TraceError(f"{source.label}: holds no request; expected events of type request_end")
-    return columns.trace(source, size, from_zero=True)
+    return columns.trace(size, from_zero=True)

@@ -98,7 +98,7 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
             values.
     """
     label = source.label
-    columns = Columns()
+    columns = Columns(source)
     size = block_size
     wrapped = 0
     for number, row in _ROWS.read(source):
@@ -132,7 +132,7 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
             keep_seconds=row.keep_seconds,
         )
     columns.names_sessions = True
-    trace = columns.trace(source, size or DEFAULT_BLOCK_SIZE)
+    trace = columns.trace(size or DEFAULT_BLOCK_SIZE)
     if wrapped and int((trace.ids < 0).sum()) > wrapped:
         raise TraceError(
             f"{label}: hash_ids mixes negative ids with ids of 2**63 and more, which 64 bits "

@@ -15,7 +15,8 @@ from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.arrivals import DEFAULT_ARRIVALS, Arrivals, at_times
 from costcache.sim.traces.azure import HEADER, read_arrivals
 from costcache.sim.traces.files import Progress, Source, open_source
-from costcache.sim.traces.rows import NOT_JSON, fail
+from costcache.sim.traces.limits import Limits
+from costcache.sim.traces.rows import MOST_SHOWN, NOT_JSON, fail
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
@@ -24,6 +25,7 @@ __all__ = ["FORMATS", "Format", "Reading", "load_trace", "read_trace"]
 
 _TAR = slice(257, 262), b"ustar"
 _LFS = b"version https://git-lfs"
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,16 @@ class Reading:
     Args:
         block_size: Tokens per block id if the file does not say; None for the format's default.
         tokenizer: Name or path of a tokenizer, for files of text.
+        limits: Bounds of the file.
     """
 
     block_size: int | None = None
     tokenizer: str | None = None
+    limits: Limits = Limits()
+
+
+def _is_object(value: msgspec.Raw | None) -> bool:
+    return value is not None and bytes(value).startswith(b"{")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class Format:
     """
 
     name: str
-    claims: Callable[[Mapping[str, Any]], bool]
+    claims: Callable[[Mapping[str, msgspec.Raw]], bool]
     clock: bool | None = True
     text: bool = False
 
@@ -74,10 +82,10 @@ MOONCAKE = Format("mooncake", lambda row: bool({"hash_ids", "input_length"} & ro
 # An archive, detected from its first bytes.
 FEW_SHOT = Format("few_shot", lambda row: False, clock=False, text=True)  # noqa: ARG005 # the signature of the others
 FORMATS = (
-    Format("ragpulse", lambda row: isinstance(row.get("hash_ids"), dict)),
+    Format("ragpulse", lambda row: _is_object(row.get("hash_ids"))),
     Format("bailian", lambda row: {"chat_id", "hash_ids"} <= row.keys()),
     Format("weka", lambda row: {"hash_id_scope", "requests"} <= row.keys(), clock=False),
-    Format("dynamo", lambda row: isinstance(row.get("event"), dict)),
+    Format("dynamo", lambda row: _is_object(row.get("event"))),
     Format("sharegpt", lambda row: "turns" in row, clock=False),
     Format("messages", lambda row: bool({"messages", "body"} & row.keys()), clock=None, text=True),
     Format("lmcache", lambda row: {"input", "output"} <= row.keys(), text=True),
@@ -96,6 +104,7 @@ def load_trace(
     gaps: Literal["answers", "recorded"] = "answers",
     retime: str | os.PathLike[str] | None = None,
     tokenizer: str | None = None,
+    limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Trace:
     """Read a trace file of any format, plain, gzip or xz; ``-`` is standard input.
@@ -114,16 +123,17 @@ def load_trace(
         retime: An Azure CSV whose arrival times the requests get, in order.
         tokenizer: For files of text: ``words``, ``bytes``, or the path of a ``tokenizer.json`` or its
             folder (with the extra ``tokenizer``).
+        limits: Bounds of the file: its longest line, and what its bytes may unfold into.
         progress: Called now and then with bytes read and total bytes (None if unknown).
 
     Raises:
         TraceError: If the file cannot be read, is of no known format, has no requests, or a line is
-            malformed (names the file, the line, the field, its value and the valid values); or an option
-            is wrong.
+            malformed (names the file, the line, the field, its value and the valid values); if the file
+            exceeds its limits; or an option is wrong.
     """
     return read_trace(
         path,
-        Reading(block_size, tokenizer),
+        Reading(block_size, tokenizer, limits or Limits()),
         arrivals=arrivals,
         seed=seed,
         gaps=gaps,
@@ -155,8 +165,8 @@ def read_trace(
     if arrivals is not None and retime is not None:
         raise TraceError(f"arrivals {arrivals!r} and times from {retime}: give one of them")
     process = Arrivals.parse(arrivals) if arrivals is not None else None
-    times = read_arrivals(retime) if retime is not None else None
-    with open_source(path, progress) as source:
+    times = read_arrivals(retime, reading.limits) if retime is not None else None
+    with open_source(path, progress, reading.limits) as source:
         found = detect(source)
         trace = found.read(source, reading)
     clock = bool(trace.timestamps.any()) if found.clock is None else found.clock
@@ -188,13 +198,17 @@ def detect(source: Source) -> Format:
             f"{source.label}: is a Git LFS pointer and not the data; fetch it with `git lfs pull`"
         )
     try:
-        row = msgspec.json.decode(line)
+        row = _FIELDS.decode(line)  # the values as they are: unfolded, they could take 20 times the memory
     except NOT_JSON:
         return MOONCAKE  # its reader explains the error
-    if not isinstance(row, dict):
-        return MOONCAKE
     found = next((known for known in FORMATS if known.claims(row)), None)
     if found is not None:
         return found
     names = ", ".join(known.name for known in FORMATS)
-    return fail(source.label, source.number, "the line", row, f"the fields of a known format ({names})")
+    values: Any = dict.fromkeys(row, "...")
+    if len(line) <= MOST_SHOWN:
+        try:
+            values = msgspec.json.decode(line)
+        except NOT_JSON:
+            return MOONCAKE  # as above
+    return fail(source.label, source.number, "the line", values, f"the fields of a known format ({names})")

@@ -95,8 +95,7 @@ class TextColumns:
     """
 
     def __init__(self, source: Source, tokenizer: str | None, block_size: int | None) -> None:
-        self.columns = Columns()
-        self._source = source
+        self.columns = Columns(source)
         self._encode = lru_cache(_CACHED_TEXTS)(load_tokenizer(tokenizer, source.label))
         self._size = block_size or 1
         self._names: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -126,6 +125,7 @@ class TextColumns:
         tokens = list(itertools.chain.from_iterable(map(self._encode, prompt)))
         answer = list(itertools.chain.from_iterable(map(self._encode, output)))
         columns = self.columns
+        columns.allow(len(tokens))
         columns.ids.extend(self._blocks(tokens))
         if output_tokens is None:
             output_tokens = len(answer)
@@ -141,7 +141,7 @@ class TextColumns:
         Raises:
             TraceError: If there is no request.
         """
-        return self.columns.trace(self._source, self._size, from_zero=from_zero)
+        return self.columns.trace(self._size, from_zero=from_zero)
 
     def _blocks(self, tokens: list[int]) -> list[int]:
         if self._size == 1:
