@@ -56,7 +56,7 @@ def read_whole(path: str | os.PathLike[str], most: int = _MOST_BYTES) -> bytes:
     Raises:
         OSError: The file cannot be read, or has more than ``most`` bytes, as a device without an end.
     """
-    with open(open_to_read(path), "rb") as stream:  # noqa: PTH123 # of a descriptor
+    with open(open_to_read(path), "rb") as stream:  # a descriptor
         content = stream.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"more than {most:,} bytes")
@@ -74,7 +74,7 @@ def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        with open(_open_special(target), "wb") as stream:  # noqa: PTH123 # of a descriptor
+        with open(_open_special(target), "wb") as stream:  # a descriptor
             yield stream
         return
     partial = _partial(target)

@@ -20,6 +20,7 @@ from costcache.cli.replaying import (
     with_own_settings,
 )
 from costcache.cli.tables import print_heading, trace_facts
+from costcache.cli.writing import Output, write_outputs
 from costcache.hookspecs import PROJECT
 
 if TYPE_CHECKING:
@@ -114,13 +115,16 @@ def explain(
         found = account_for(simulator, chosen, tokens, progress=task.by)
         task.done()
     run = simulator.figures(found.outcome, chosen, tokens, capacity=size.text)
+    outputs: list[Output] = []
     if plot is not None:
         from costcache.report.curves import write_curves
 
         longest = float(trace.timestamps[-1] - trace.timestamps[0])
-        write_curves(found, f"{found.policy} on {trace.name}, pool of {size.text}", longest, plot)
+        title = f"{found.policy} on {trace.name}, pool of {size.text}"
+        outputs.append(("plot", plot, lambda path: write_curves(found, title, longest, path)))
     if tables is not None and found.tables is not None:
-        write_whole(tables, found.tables.encode())
+        learned = found.tables.encode()
+        outputs.append(("tables", tables, lambda path: write_whole(path, learned)))
     if as_json:
         echo_json(
             {
@@ -142,6 +146,7 @@ def explain(
                 "classes": [_as_json(account) for account in found.classes],
             }
         )
+        write_outputs(outputs, quiet=True)
         return
     out = console()
     print_heading(out, simulator)
@@ -150,9 +155,7 @@ def explain(
     say(out)
     _print_classes(found, options.top)
     _print_verdicts(found)
-    for kind, path in (("plot", plot), ("tables", tables)):
-        if path is not None:
-            say(out, f"{kind}: {path}")
+    write_outputs(outputs, quiet=False)
 
 
 def _as_json(account: ClassReport) -> dict[str, Any]:

@@ -74,7 +74,9 @@ def convert(path: str, out: str, out_block_size: int | None, reading: TraceOptio
     from costcache.report.files import check_distinct
     from costcache.sim.traces import write_trace
     from costcache.sim.traces.convert import with_path_ids
+    from costcache.sim.traces.files import check_output
 
+    check_output(out)
     check_distinct([path, reading.retime], {"--out": Path(out)})
     requests, form = reading.read(path)
     size = requests.block_size

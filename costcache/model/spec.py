@@ -256,7 +256,7 @@ def _preset_key(name: str) -> str | None:
 
 def _suggestion(name: str) -> str:
     key = name.lower().rsplit("/", 1)[-1]
-    close = difflib.get_close_matches(key, [*PRESETS, *ALIASES], n=3, cutoff=0.5)
+    close = difflib.get_close_matches(key, [*PRESETS, *ALIASES], n=3, cutoff=0.75)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"presets are {', '.join(sorted(PRESETS))}."
+    return "'costcache models' lists the presets."

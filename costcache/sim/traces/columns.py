@@ -144,7 +144,9 @@ class Columns:
             TraceError: If there is no request.
         """
         if not self._inputs:
-            raise TraceError(f"{self._source.label}: holds no request; give a file with one JSON object a line")
+            raise TraceError(
+                f"{self._source.label}: holds no request; give a file with one JSON object a line"
+            )
         (tenants, tenant_names), (labels, label_names) = self._numbered("tenants"), self._numbered("labels")
         outputs = self._has_outputs and bool(self.output_ids)
         times = np.frombuffer(self._times, dtype=np.float64)

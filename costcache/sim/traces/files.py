@@ -170,8 +170,8 @@ class Source:
             document = self.stream.read(most + 1)
             if len(document) > most:
                 raise TraceError(
-                    f"{self.label}: is a JSON array longer than {most:,} bytes; give a file with one JSON object "
-                    "a line, or allow more with --max-line"
+                    f"{self.label}: is a JSON array longer than {most:,} bytes; give a file with one JSON "
+                    "object a line, or allow more with --max-line"
                 )
             yield from self._items(document)
             return
@@ -179,8 +179,8 @@ class Source:
             self.number += 1
             if len(line) > most:
                 raise TraceError(
-                    f"{self.label}, line {self.number}: is longer than {most:,} bytes; give a file with one JSON "
-                    "object a line, or allow more with --max-line"
+                    f"{self.label}, line {self.number}: is longer than {most:,} bytes; give a file with one "
+                    "JSON object a line, or allow more with --max-line"
                 )
             if self.number == 1:
                 line = line.removeprefix(_UTF8_MARK)  # noqa: PLW2901 # the mark is no part of the line
@@ -190,7 +190,7 @@ class Source:
                 blank += 1
                 if blank > _MOST_BLANK:
                     raise TraceError(
-                        f"{self.label}, line {self.number}: is blank, as the {_MOST_BLANK:,} lines before it; "
+                        f"{self.label}, line {self.number}: is blank, as the {_MOST_BLANK:,} lines before; "
                         "give a file with one JSON object a line"
                     )
                 continue
@@ -296,8 +296,8 @@ def _decompressed(stored: io.BufferedReader[_Counted], label: str) -> IO[bytes]:
 def open_output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a file for writing; it appears under its name only once it is complete.
 
-    The ending of the name that is given, not of a link's target, decides the compression (``.gz``, ``.xz``). Equal bytes written give equal files, since
-    headers hold no time and no name. ``-`` is standard output; a pipe or device is written to directly.
+    The ending of the name that is given, not of a link's target, decides the compression (``.gz``,
+    ``.xz``). Equal bytes written give equal files, since headers hold no time and no name. ``-`` is standard output; a pipe or device is written to directly.
 
     Raises:
         TraceError: If the file cannot be written.
@@ -333,7 +333,9 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
     """
     suffix = Path(path).suffix.lower()
     if suffix in (".zst", ".bz2", ".zip", ".lz4", ".7z"):
-        raise TraceError(f"{shown(path)}: {suffix} is not written here; name it .gz, .xz, or without compression")
+        raise TraceError(
+            f"{shown(path)}: {suffix} is not written here; name it .gz, .xz, or without compression"
+        )
     return suffix if suffix in _WRITTEN else ""
 
 

@@ -41,8 +41,8 @@ class Limits:
         """
         if unpacked > _FREE and unpacked > self.expansion * stored:
             raise TraceError(
-                f"{label}: {stored:,} compressed bytes unpack to more than {unpacked:,}; if the file is sound, "
-                f"allow more than {self.expansion:,} times with --max-expansion"
+                f"{label}: {stored:,} compressed bytes unpack to more than {unpacked:,}; if the file is "
+                f"sound, allow more than {self.expansion:,} times with --max-expansion"
             )
 
     def check_tokens(self, label: str, size: int, tokens: int) -> None:
@@ -53,6 +53,6 @@ class Limits:
         """
         if tokens > _FREE and tokens > self.expansion * size:
             raise TraceError(
-                f"{label}: {size:,} bytes stand for more than {tokens:,} prompt tokens; if the file is sound, "
-                f"allow more than {self.expansion:,} tokens a byte with --max-expansion"
+                f"{label}: {size:,} bytes stand for more than {tokens:,} prompt tokens; if the file is "
+                f"sound, allow more than {self.expansion:,} tokens a byte with --max-expansion"
             )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 
 from costcache.errors import TraceError
 from costcache.sim.trace import MOST_BLOCK
@@ -40,7 +41,7 @@ class Reading:
 
     block_size: int | None = None
     tokenizer: str | None = None
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 def _is_object(value: msgspec.Raw | None) -> bool:
@@ -100,9 +101,10 @@ def load_trace(
     block_size: int | None = None,
     *,
     arrivals: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     gaps: Literal["answers", "recorded"] = "answers",
     retime: str | os.PathLike[str] | None = None,
+    think: float | None = None,
     tokenizer: str | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -117,10 +119,12 @@ def load_trace(
         arrivals: The process that starts sessions: ``uniform:6h``, ``poisson:0.05`` or ``even:0.25``
             (sessions per second), or ``together``; see :class:`~costcache.sim.traces.arrivals.Arrivals`.
             None for the trace's own clock, and ``uniform:6h`` if it has none.
-        seed: Seed of the arrivals.
+        seed: Seed of the arrivals, for processes that draw random numbers; 0 if None.
         gaps: The time between the requests of a session that gets an arrival: ``answers``, the recorded
             service time plus the think time, or ``recorded``, by the session's own clock.
         retime: An Azure CSV whose arrival times the requests get, in order.
+        think: Seconds from the answer to a request to the session's next one, for a trace that records
+            neither times nor think times; None for 0.
         tokenizer: For files of text: ``words``, ``bytes``, or the path of a ``tokenizer.json`` or its
             folder (with the extra ``tokenizer``).
         limits: Bounds of the file: its longest line, and what its bytes may unfold into.
@@ -138,6 +142,7 @@ def load_trace(
         seed=seed,
         gaps=gaps,
         retime=retime,
+        think=think,
         progress=progress,
     )[0]
 
@@ -147,9 +152,10 @@ def read_trace(
     reading: Reading | None = None,
     *,
     arrivals: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     gaps: Literal["answers", "recorded"] = "answers",
     retime: str | os.PathLike[str] | None = None,
+    think: float | None = None,
     progress: Progress | None = None,
 ) -> tuple[Trace, Format]:
     """Read a trace file as :func:`load_trace` does; returns the trace and its format.
@@ -160,23 +166,47 @@ def read_trace(
     reading = reading or Reading()
     if reading.block_size is not None and not 1 <= reading.block_size <= MOST_BLOCK:
         raise TraceError(f"block size is {reading.block_size}; give 1 to {MOST_BLOCK:,} tokens")
-    if seed < 0:
+    if seed is not None and seed < 0:
         raise TraceError(f"seed is {seed}; give 0 or more")
     if arrivals is not None and retime is not None:
         raise TraceError(f"arrivals {arrivals!r} and times from {retime}: give one of them")
     process = Arrivals.parse(arrivals) if arrivals is not None else None
+    if seed is not None and process is not None and not process.random:
+        raise TraceError(
+            f"seed is {seed}, and arrivals {arrivals!r} draw no random numbers; leave the seed out"
+        )
+    if think is not None and retime is not None:
+        raise TraceError(f"think is {think:g}, and times are those of {retime}: give one of them")
     times = read_arrivals(retime, reading.limits) if retime is not None else None
     with open_source(path, progress, reading.limits) as source:
         found = detect(source)
         trace = found.read(source, reading)
     clock = bool(trace.timestamps.any()) if found.clock is None else found.clock
+    if think is not None:
+        trace = _with_think_time(trace, think, clock=clock)
     if process is None and not clock and times is None:
         process = DEFAULT_ARRIVALS
     if process is not None:
-        trace = process.spread(trace, seed, clock=clock, recorded=gaps == "recorded")
+        trace = process.spread(trace, seed or 0, clock=clock, recorded=gaps == "recorded")
     if times is not None:
         trace = at_times(trace, times)
     return trace, found
+
+
+def _with_think_time(trace: Trace, seconds: float, *, clock: bool) -> Trace:
+    """Put ``seconds`` between the requests of a session.
+
+    Raises:
+        TraceError: If the trace has times or think times of its own, or no sessions.
+    """
+    if clock or trace.think_seconds is not None:
+        recorded = "think times" if trace.think_seconds is not None else "the times of requests"
+        raise TraceError(f"{trace.name}: records {recorded}, so think {seconds:g} cannot apply; leave it out")
+    if trace.sessions is None:
+        raise TraceError(
+            f"{trace.name}: records no sessions, so think {seconds:g} cannot apply; leave it out"
+        )
+    return replace(trace, think_seconds=np.where(trace.predecessors() >= 0, seconds, 0.0))
 
 
 def detect(source: Source) -> Format:
