@@ -16,6 +16,7 @@ from costcache.errors import CostcacheError
 __all__ = ["cli", "main"]
 
 COMMANDS = {
+    "completion": "Print the script by which a shell completes commands and values.",
     "explain": "Show which classes of nodes a policy kept and evicted in a replay.",
     "models": "List the preset models and the bytes a cached token of each takes.",
     "new-architecture": "Write an installable distribution with an architecture plugin.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import Field
 
+from costcache.cli import completing
 from costcache.cli.from_models import Options, model_options
 from costcache.cli.options import json_option, model_option
 from costcache.cli.output import console, duration, echo_json, new_table, say, show
@@ -51,12 +52,12 @@ class ExplainOptions(Options):
 
 
 @click.command(epilog=CAPACITIES)
-@click.argument("trace_path", metavar="TRACE")
+@click.argument("trace_path", metavar="TRACE", shell_complete=completing.files)
 @model_option
 @model_options(
     ExplainOptions,
     "options",
-    policy={"metavar": "NAME"},
+    policy={"metavar": "NAME", "shell_complete": completing.policies},
     capacity={"metavar": "SIZE"},
     plot={"metavar": "FILE"},
     tables={"flag": "--save-tables", "metavar": "FILE"},

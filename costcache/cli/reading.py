@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from costcache.cli import completing
 from costcache.cli.from_models import Options, model_options
 from costcache.cli.progress import Task, progress_display
 
@@ -90,7 +91,7 @@ trace_options = model_options(
     TraceOptions,
     "reading",
     arrivals={"metavar": "PROCESS"},
-    retime={"metavar": "FILE"},
-    tokenizer={"metavar": "PATH"},
+    retime={"metavar": "FILE", "shell_complete": completing.files},
+    tokenizer={"metavar": "PATH", "shell_complete": completing.files},
     max_line={"metavar": "SIZE"},
 )

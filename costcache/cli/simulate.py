@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import Field
 
+from costcache.cli import completing
 from costcache.cli.from_models import Options, model_options
 from costcache.cli.options import WINDOW_OPTIONS, command_line, json_option, model_option, split_commas
 from costcache.cli.output import console, echo_json, say
@@ -84,12 +85,16 @@ class SimulateOptions(Options):
 
 
 @click.command(epilog=CAPACITIES)
-@click.argument("trace_path", metavar="TRACE")
+@click.argument("trace_path", metavar="TRACE", shell_complete=completing.files)
 @model_option
 @model_options(
     SimulateOptions,
     "options",
-    policies={"flag": "--policy", "metavar": "NAME[,NAME...]"},
+    policies={
+        "flag": "--policy",
+        "metavar": "NAME[,NAME...]",
+        "shell_complete": completing.replayed_policies,
+    },
     capacities={"flag": "--capacity", "metavar": "SIZE[,SIZE...]"},
     report={"metavar": "FILE"},
     plot={"metavar": "FILE"},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from costcache.cli import completing
 from costcache.cli.plain import plain
 from costcache.errors import SettingsError
 
@@ -17,9 +18,13 @@ __all__ = ["read_assignment", "say_written", "workload"]
 
 
 @click.command(epilog="Equal settings and seeds give equal bytes.")
-@click.argument("name")
+@click.argument("name", shell_complete=completing.workloads)
 @click.option(
-    "--out", required=True, metavar="FILE", help="File to write; compressed if it ends in .gz or .xz."
+    "--out",
+    required=True,
+    metavar="FILE",
+    shell_complete=completing.files,
+    help="File to write; compressed if it ends in .gz or .xz.",
 )
 @click.option("--requests", type=int, help="Requests to generate.  [default: the workload's own]")
 @click.option("--seed", type=int, help="Seed of the random numbers.  [default: 0]")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
 
 from costcache.errors import SettingsError
@@ -40,7 +44,7 @@ def sweep(
             the last call.
 
     Raises:
-        SettingsError: If ``jobs`` is under 1; or as :meth:`Simulator.run` does.
+        SettingsError: If ``jobs`` is under 1, or a process died; or as :meth:`Simulator.run` does.
         PluginError: As :meth:`Simulator.run` does.
     """
     found = outcomes(simulator, cells, jobs=jobs, ray=ray, progress=progress)
@@ -68,15 +72,49 @@ def outcomes(
             for cell in cells
         ]
     context = multiprocessing.get_context("spawn")  # a fork may inherit a lock that another thread holds
-    with ProcessPoolExecutor(
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(
         min(jobs, len(cells)), context, initializer=_prepare, initargs=simulator.arguments
-    ) as pool:
+    )
+    try:
+        with _interrupts_held():
+            coming = pool.map(_outcome, cells)
         found = []
-        for cell, outcome in zip(cells, pool.map(_outcome, cells), strict=True):
+        for cell, outcome in zip(cells, coming, strict=True):
             found.append(outcome)
             if progress is not None:
                 progress(cell, len(simulator.trace))
-        return found
+    except BrokenProcessPool:
+        raise SettingsError(
+            f"jobs is {jobs}, and one of the processes died, which is mostly for want of memory: give fewer"
+        ) from None
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()  # what it computes, nobody wants any more
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return found
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold back Ctrl-C for a moment; a process that is started meanwhile never hears it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "pthread_sigmask"):  # Windows has no such masks
+        yield
+        return
+    came: list[int] = []
+    # The mask is for the processes. Here it does not suffice: threads of numerical libraries take the signal.
+    handler = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+    if came and callable(handler):
+        handler(signal.SIGINT, None)
 
 
 _simulator: Simulator | None = None

@@ -296,8 +296,9 @@ def _decompressed(stored: io.BufferedReader[_Counted], label: str) -> IO[bytes]:
 def open_output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a file for writing; it appears under its name only once it is complete.
 
-    The ending of the name that is given, not of a link's target, decides the compression (``.gz``,
-    ``.xz``). Equal bytes written give equal files, since headers hold no time and no name. ``-`` is standard output; a pipe or device is written to directly.
+    The ending of the name that is given, not of a link's target, decides the compression (``.gz``, ``.xz``).
+    Equal bytes written give equal files, since headers hold no time and no name. ``-`` is standard output; a
+    pipe or device is written to directly.
 
     Raises:
         TraceError: If the file cannot be written.
