@@ -48,6 +48,11 @@ def _is_object(value: msgspec.Raw | None) -> bool:
     return value is not None and bytes(value).startswith(b"{")
 
 
+def _of_objects(value: msgspec.Raw) -> bool:
+    """Whether a list begins with an object."""
+    return bytes(value)[1:].lstrip().startswith(b"{")
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """A trace format: ``read_NAME`` of the module of its name reads it.
@@ -56,7 +61,7 @@ class Format:
         name: Name of the format.
         claims: Whether a file is of this format, given the fields of its first line.
         clock: Whether requests have times on one clock; otherwise sessions get arrivals. None if times are
-            optional: there is no clock if all are 0.
+            optional: then the reader says (``Source.timed``).
         text: Whether it holds text, and needs a tokenizer.
     """
 
@@ -79,7 +84,7 @@ class Format:
         return trace
 
 
-MOONCAKE = Format("mooncake", lambda row: bool({"hash_ids", "input_length"} & row.keys()))
+MOONCAKE = Format("mooncake", lambda row: bool({"hash_ids", "input_length"} & row.keys()), clock=None)
 # An archive, detected from its first bytes.
 FEW_SHOT = Format("few_shot", lambda row: False, clock=False, text=True)  # noqa: ARG005 # the signature of the others
 FORMATS = (
@@ -87,8 +92,18 @@ FORMATS = (
     Format("bailian", lambda row: {"chat_id", "hash_ids"} <= row.keys()),
     Format("weka", lambda row: {"hash_id_scope", "requests"} <= row.keys(), clock=False),
     Format("dynamo", lambda row: _is_object(row.get("event"))),
-    Format("sharegpt", lambda row: "turns" in row, clock=False),
-    Format("messages", lambda row: bool({"messages", "body"} & row.keys()), clock=None, text=True),
+    Format("sharegpt", lambda row: "turns" in row and not _of_objects(row["turns"]), clock=False),
+    Format(
+        "conversations", lambda row: bool({"traj", "conversations", "turns"} & row.keys()), None, text=True
+    ),
+    Format(
+        "messages",
+        lambda row: (
+            bool({"messages", "body", "text_input"} & row.keys()) or ("text" in row and "input" not in row)
+        ),
+        clock=None,
+        text=True,
+    ),
     Format("lmcache", lambda row: {"input", "output"} <= row.keys(), text=True),
     FEW_SHOT,
     MOONCAKE,
@@ -181,7 +196,7 @@ def read_trace(
     with open_source(path, progress, reading.limits) as source:
         found = detect(source)
         trace = found.read(source, reading)
-    clock = bool(trace.timestamps.any()) if found.clock is None else found.clock
+    clock = bool(source.timed) if found.clock is None else found.clock
     if think is not None:
         trace = _with_think_time(trace, think, clock=clock)
     if process is None and not clock and times is None:

@@ -22,6 +22,7 @@ __all__ = [
     "MOST_TOKENS",
     "NOT_JSON",
     "BlockId",
+    "Milliseconds",
     "PieceTokens",
     "Rows",
     "Seconds",
@@ -37,6 +38,7 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 # Lengths that are expanded into ids: a damaged one must not exhaust the memory.
 PieceTokens = Annotated[int, msgspec.Meta(ge=0, le=2**22)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 T = TypeVar("T")

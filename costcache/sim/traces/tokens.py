@@ -110,6 +110,7 @@ class TextColumns:
         session: object = None,
         finish: str | None = None,
         priority: int = 0,
+        think: float | None = None,
     ) -> None:
         """Add a request.
 
@@ -121,6 +122,7 @@ class TextColumns:
             session: Key of its session; None if it has none.
             finish: The stop reason.
             priority: Higher is kept longer.
+            think: Seconds since the answer of its predecessor; None if unknown.
         """
         tokens = list(itertools.chain.from_iterable(map(self._encode, prompt)))
         answer = list(itertools.chain.from_iterable(map(self._encode, output)))
@@ -133,7 +135,15 @@ class TextColumns:
             columns.output_ids.extend(self._blocks(tokens + answer)[len(tokens) // self._size :])
         else:
             self.columns.no_outputs()
-        columns.add(seconds, len(tokens), output_tokens, session=session, finish=finish, priority=priority)
+        columns.add(
+            seconds,
+            len(tokens),
+            output_tokens,
+            session=session,
+            finish=finish,
+            priority=priority,
+            think=think,
+        )
 
     def trace(self, *, from_zero: bool = False) -> Trace:
         """The requests sorted by time.
