@@ -205,7 +205,10 @@ def test_workload_parameters_are_set_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("caht",), "there is no workload 'caht'; did you mean 'chat'? choose one of agentic, agents-documents, chat"),
+        (
+            ("caht",),
+            "there is no workload 'caht'; did you mean 'chat'? choose one of agentic, agents-documents, chat",
+        ),
         (("chat", "--requests", "0"), "setting 'chat.requests' is 0"),
         (("chat", "--seed", "-1"), "setting 'chat.seed' is -1"),
         (("chat", "--set", "user"), "--set 'user' is not FIELD=VALUE"),

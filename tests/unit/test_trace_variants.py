@@ -14,7 +14,13 @@ from costcache.sim.traces.reading import Reading, read_trace
 
 Row = dict[str, Any]
 
-TURNS = [("system", "You help."), ("user", "One?"), ("assistant", "1."), ("user", "Two?"), ("assistant", "2.")]
+TURNS = [
+    ("system", "You help."),
+    ("user", "One?"),
+    ("assistant", "1."),
+    ("user", "Two?"),
+    ("assistant", "2."),
+]
 
 
 def read(path: Path, rows: object, **options: Any) -> tuple[Trace, str]:
@@ -61,7 +67,10 @@ def test_an_array_is_read_as_its_items_a_line_each(
         ('[{"timestamp": 0, ', r"array, whose items are the lines\), line 1: is not JSON"),
         (json.dumps(MOONCAKE)[:-1], "line 2: is not JSON .no '.' and end"),
         (json.dumps(MOONCAKE) + "{}", "line 2: is not JSON .no '.' and end"),
-        (json.dumps(MOONCAKE).replace("512,", '"x",'), r"lines\), line 2: input_length is 'x'; expected tokens"),
+        (
+            json.dumps(MOONCAKE).replace("512,", '"x",'),
+            r"lines\), line 2: input_length is 'x'; expected tokens",
+        ),
         ("[" + '{"a":' * 100_000, "line 1: is not JSON"),
     ],
 )
@@ -117,7 +126,7 @@ def test_a_time_in_some_lines_alone_is_refused(tmp_path: Path) -> None:
     row = {"input_length": 512, "output_length": 1, "hash_ids": [7]}
     with pytest.raises(TraceError, match="line 2: timestamp is missing; expected milliseconds"):
         read(tmp_path / "x.jsonl", [{"timestamp": 0, **row}, row])
-    with pytest.raises(TraceError, match="line 2: timestamp is 3.0; expected none, as in the lines before"):
+    with pytest.raises(TraceError, match=r"line 2: timestamp is 3\.0; expected none, as in the lines before"):
         read(tmp_path / "x.jsonl", [{"session_id": "a", **row}, {"session_id": "b", "timestamp": 3, **row}])
     with pytest.raises(TraceError, match="line 1: timestamp is missing"):
         read(tmp_path / "x.jsonl", [row])
