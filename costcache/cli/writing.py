@@ -34,7 +34,8 @@ def write_outputs(outputs: Sequence[Output], *, quiet: bool) -> None:
             write(path)
         except (CostcacheError, OSError, MemoryError) as error:
             failed = True
-            Failure(f"{kind} {path} is not written: {_reason(error)}").show()
+            known = isinstance(error, CostcacheError)
+            Failure(str(error) if known else f"{kind} {path} is not written: {_reason(error)}").show()
         else:
             if not quiet:
                 say(console(), f"{kind}: {path}")
@@ -43,6 +44,4 @@ def write_outputs(outputs: Sequence[Output], *, quiet: bool) -> None:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return "out of memory" if isinstance(error, MemoryError) else str(error)
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "out of memory"

@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
+import pickle
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from costcache.errors import SettingsError
 from costcache.sim.cell import Cell
 from costcache.sim.engine import Simulator
 
 if TYPE_CHECKING:
-    from costcache.deployment import Deployment
-    from costcache.model import ModelSpec
+    from multiprocessing.process import BaseProcess
+
     from costcache.sim.results import Outcome, Run
-    from costcache.sim.trace import Trace
 
 __all__ = ["Cell", "outcomes", "sweep"]
 
@@ -73,9 +75,24 @@ def outcomes(
         ]
     context = multiprocessing.get_context("spawn")  # a fork may inherit a lock that another thread holds
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        min(jobs, len(cells)), context, initializer=_prepare, initargs=simulator.arguments
-    )
+    # Through a file: a process that dies while it is sent something would leave this one waiting for ever.
+    with tempfile.TemporaryDirectory(prefix="costcache-") as folder:
+        prepared = Path(folder) / "simulator"
+        with prepared.open("wb") as stream:
+            pickle.dump(simulator.arguments, stream, pickle.HIGHEST_PROTOCOL)
+        pool = ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=_prepare, initargs=(prepared,))
+        return _in(pool, simulator, cells, jobs, others, progress)
+
+
+def _in(
+    pool: ProcessPoolExecutor,
+    simulator: Simulator,
+    cells: Sequence[Cell],
+    jobs: int,
+    others: set[BaseProcess],
+    progress: Callable[[Cell, int], None] | None,
+) -> list[Outcome]:
+    """Replay all cells in a pool of processes, which ends with this."""
     try:
         with _interrupts_held():
             coming = pool.map(_outcome, cells)
@@ -120,8 +137,10 @@ def _interrupts_held() -> Iterator[None]:
 _simulator: Simulator | None = None
 
 
-def _prepare(trace: Trace, model: ModelSpec, deployment: Deployment, options: dict[str, Any]) -> None:
-    global _simulator  # noqa: PLW0603 # the trace is sent once per worker, not with every cell
+def _prepare(prepared: Path) -> None:
+    global _simulator  # noqa: PLW0603 # the trace is read once per worker, not with every cell
+    with prepared.open("rb") as stream:
+        trace, model, deployment, options = pickle.load(stream)
     _simulator = Simulator(trace, model, deployment, **options)
 
 

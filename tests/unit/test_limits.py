@@ -107,12 +107,12 @@ def test_chunks_of_a_table_are_bounded_too(tmp_path: Path) -> None:
         "4_user_input": "user_input_id",
         "5_web_search": "web_search_id",
     }
-    for count, message in (
-        (9, "3_history.jsonl: .* bytes stand for"),
-        (1, "0_trace.jsonl: .* bytes stand for"),
+    for count, tokens, message in (
+        (9, 2**18, "3_history.jsonl: .* bytes stand for"),
+        (1, 2**15, "0_trace.jsonl: .* bytes stand for"),
     ):
         for name, field in ids.items():
-            rows = [{field: at, "token_length": 2**18} for at in range(1, count + 1)]
+            rows = [{field: at, "token_length": tokens} for at in range(1, count + 1)]
             content = "\n".join(json.dumps(row) for row in rows if name == "3_history")
             write(tmp_path / f"{name}.jsonl", content.encode())
         with pytest.raises(TraceError, match=message):
