@@ -74,8 +74,8 @@ def on_ray(
         return found
     except RayActorError as error:
         raise SettingsError(
-            f"--ray: a worker died {_RESTARTS + 1} times, which is mostly for want of memory: give its machine "
-            "more, or replay a shorter trace"
+            f"--ray: a worker died {_RESTARTS + 1} times, which is mostly for want of memory: give its "
+            "machine more, or replay a shorter trace"
         ) from error
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from None

@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+import costcache.files
 from tests.fuzz.surfaces import SURFACES, prepare
 
 __all__ = ["Failure", "fuzz"]
@@ -45,7 +46,7 @@ class Failure(NamedTuple):
 
 def surface_of(seed: int, number: int) -> str:
     """The surface of an input."""
-    names, shares = zip(*((name, share) for name, (share, _) in SURFACES.items()), strict=True)
+    names, shares = list(SURFACES), [share for share, _ in SURFACES.values()]
     return random.Random(f"{seed}/{number}/surface").choices(names, shares)[0]
 
 
@@ -75,9 +76,10 @@ def work(channel: Connection, seed: int, numbers: Sequence[int]) -> None:
 
 def fuzz(seed: int, inputs: int, *, seconds: float = SECONDS) -> tuple[list[Failure], Counter[str]]:
     """Run inputs; returns the failures, and how many inputs each surface got."""
+    costcache.files._PATIENCE = PATIENCE  # the process inherits it
     failures: list[Failure] = []
     counts: Counter[str] = Counter()
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    context = multiprocessing.get_context("fork")  # the program is loaded once
     left = list(range(inputs))
     while left:
         ours, theirs = context.Pipe()
@@ -119,23 +121,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="run the input of this number, and show its traceback")
     options = parser.parse_args()
-    import costcache.files
-
-    costcache.files._PATIENCE = PATIENCE
     if options.only is not None:
         with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
             surface = surface_of(options.seed, options.only)
-            print(surface)
+            sys.stdout.write(f"{surface}\n")
             SURFACES[surface][1](random.Random(f"{options.seed}/{options.only}"), prepare(Path(name)))
         return 0
     started = time.monotonic()
     failures, counts = fuzz(options.seed, options.inputs)
     for failure in failures:
-        print(f"{failure.number} {failure.surface}: {failure.what}")
+        sys.stdout.write(f"{failure.number} {failure.surface}: {failure.what}\n")
     shares = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-    print(
-        f"{sum(counts.values())} inputs ({shares}) in {time.monotonic() - started:.0f} s: {len(failures)} failures"
-    )
+    took = time.monotonic() - started
+    sys.stdout.write(f"{sum(counts.values())} inputs ({shares}) in {took:.0f} s: {len(failures)} failures\n")
     return bool(failures)
 
 
