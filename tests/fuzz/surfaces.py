@@ -374,6 +374,8 @@ def options(rng: Rng, folder: Folder) -> None:
                     else hostile
                 )
             )
+    if "--requests" in words and (asked := words[words.index("--requests") + 1]).isdigit():
+        words[words.index("--requests") + 1] = asked if int(asked) > 10**9 else str(min(int(asked), 1000))
     for param in taken:
         if param.opts[0] in required and param.required:
             words += [param.opts[0], required[param.opts[0]]]
@@ -400,7 +402,7 @@ def settings(rng: Rng, folder: Folder) -> None:
         )
         bounds = ("--requests", "20") if field != "requests" else ()
         if field == "requests" and said.isdigit() and 1000 < int(said) < 10**9:
-            said = "1000"  # what is asked for is made; that takes its time
+            said = "1000"  # what is asked for is made, and takes its time
         run("workload", name, "--out", folder.path / "new.jsonl", *bounds, "--set", f"{field}={said}")
         return
     policy = rng.choice([each for each in get_plugins().describe()["policies"] if each["settings"]])
