@@ -31,7 +31,6 @@ EVERY = pytest.mark.parametrize("name", WORK)
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that commands run in, with a trace."""
-    pytest.importorskip("plotly")
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     answer("workload", "chat", "--requests", "150", "--out", "t.jsonl")
