@@ -282,7 +282,7 @@ def test_an_interrupt_of_several_processes_is_one_line(sweep: subprocess.Popen[s
     workers = children(process)
     time.sleep(delay)
     os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert output == ""
     assert errors.strip() == "Aborted!"
@@ -296,7 +296,7 @@ def test_a_process_that_dies_is_one_line(sweep: subprocess.Popen[str], delay: fl
     workers = children(process)
     time.sleep(delay)
     os.kill(workers[0], signal.SIGKILL)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert output == ""
     assert errors == (
