@@ -86,6 +86,10 @@ def read_settings(model: type[M], values: dict[str, Any], where: str = "") -> M:
     """
     try:
         return model.model_validate(values)
+    except UnicodeEncodeError as error:  # half a character, from a name that is no text
+        raise SettingsError(
+            f"setting {where}*: {error.object[:60]!r} has characters that are no text: give another name"
+        ) from None
     except ValidationError as error:
         raise SettingsError("; ".join(_problem(model, item, where) for item in error.errors())) from None
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import logging
 from typing import Any
 
 import click
 
 from costcache._version import described
+from costcache.cli.plain import Failure, Formatter, plain_lines, prepare_streams
 from costcache.errors import CostcacheError
 
 __all__ = ["cli", "main"]
 
 COMMANDS = {
+    "completion": "Print the script by which a shell completes commands and values.",
     "explain": "Show which classes of nodes a policy kept and evicted in a replay.",
     "models": "List the preset models and the bytes a cached token of each takes.",
     "new-architecture": "Write an installable distribution with an architecture plugin.",
@@ -32,9 +36,13 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 # click's signature
         return sorted(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 # as above
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            if ctx.resilient_parsing or cmd_name.startswith("-"):
+                return None
+            close = difflib.get_close_matches(cmd_name, COMMANDS, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise click.UsageError(f"No such command {cmd_name!r}.{hint}", ctx)
         name = cmd_name.replace("-", "_")
         command = getattr(importlib.import_module(f"costcache.cli.{name}"), name)
         return command if isinstance(command, click.Command) else None
@@ -46,12 +54,20 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            vars(error)["message"] = plain_lines(error.message)  # final to a type checker
+            raise
         except CostcacheError as error:
-            raise click.ClickException(str(error)) from error
+            raise Failure(str(error)) from error
+        except MemoryError as error:
+            raise Failure(
+                "out of memory; give larger pages (--page-size) or blocks (--block-size), fewer --jobs, or a "
+                "shorter trace"
+            ) from error
         except BrokenPipeError:
             raise  # click exits quietly: `costcache ... | head` is not an error
         except OSError as error:  # such as a full disk behind standard output
-            raise click.ClickException(str(error)) from error
+            raise Failure(str(error)) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,4 +78,8 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line: the entry point of the console script."""
+    prepare_streams()
+    handler = logging.StreamHandler()
+    handler.setFormatter(Formatter())
+    logging.getLogger("costcache").addHandler(handler)
     cli(prog_name="costcache")

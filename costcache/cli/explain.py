@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import Field
 
+from costcache.cli import completing
 from costcache.cli.from_models import Options, model_options
 from costcache.cli.options import json_option, model_option
 from costcache.cli.output import console, duration, echo_json, new_table, say, show
@@ -20,6 +21,7 @@ from costcache.cli.replaying import (
     with_own_settings,
 )
 from costcache.cli.tables import print_heading, trace_facts
+from costcache.cli.writing import Output, write_outputs
 from costcache.hookspecs import PROJECT
 
 if TYPE_CHECKING:
@@ -50,12 +52,12 @@ class ExplainOptions(Options):
 
 
 @click.command(epilog=CAPACITIES)
-@click.argument("trace_path", metavar="TRACE")
+@click.argument("trace_path", metavar="TRACE", shell_complete=completing.files)
 @model_option
 @model_options(
     ExplainOptions,
     "options",
-    policy={"metavar": "NAME"},
+    policy={"metavar": "NAME", "shell_complete": completing.policies},
     capacity={"metavar": "SIZE"},
     plot={"metavar": "FILE"},
     tables={"flag": "--save-tables", "metavar": "FILE"},
@@ -114,13 +116,16 @@ def explain(
         found = account_for(simulator, chosen, tokens, progress=task.by)
         task.done()
     run = simulator.figures(found.outcome, chosen, tokens, capacity=size.text)
+    outputs: list[Output] = []
     if plot is not None:
         from costcache.report.curves import write_curves
 
         longest = float(trace.timestamps[-1] - trace.timestamps[0])
-        write_curves(found, f"{found.policy} on {trace.name}, pool of {size.text}", longest, plot)
+        title = f"{found.policy} on {trace.name}, pool of {size.text}"
+        outputs.append(("plot", plot, lambda path: write_curves(found, title, longest, path)))
     if tables is not None and found.tables is not None:
-        write_whole(tables, found.tables.encode())
+        learned = found.tables.encode()
+        outputs.append(("tables", tables, lambda path: write_whole(path, learned)))
     if as_json:
         echo_json(
             {
@@ -142,6 +147,7 @@ def explain(
                 "classes": [_as_json(account) for account in found.classes],
             }
         )
+        write_outputs(outputs, quiet=True)
         return
     out = console()
     print_heading(out, simulator)
@@ -150,9 +156,7 @@ def explain(
     say(out)
     _print_classes(found, options.top)
     _print_verdicts(found)
-    for kind, path in (("plot", plot), ("tables", tables)):
-        if path is not None:
-            say(out, f"{kind}: {path}")
+    write_outputs(outputs, quiet=False)
 
 
 def _as_json(account: ClassReport) -> dict[str, Any]:

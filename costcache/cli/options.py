@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from costcache.cli import completing
 from costcache.cli.from_models import model_options
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
@@ -31,6 +32,7 @@ model_option = click.option(
     "model_name",
     required=True,
     metavar="MODEL",
+    shell_complete=completing.models,
     help="A preset (see 'costcache models'), or the path of a config.json or its folder.",
 )
 

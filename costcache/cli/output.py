@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+
+from costcache.cli.plain import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,13 +28,15 @@ def console(*, stderr: bool = False) -> Console:
     """Return a console on standard output, or on standard error.
 
     It prints text literally: names of files, models and plugins may contain what rich would read as markup.
-    Without a terminal it is at least 100 columns wide, so that logs are as readable as a screen.
+    Without a terminal it is 100 columns wide, or as wide as ``COLUMNS`` if that is more: a pipe, a file and a
+    log get the same text, whatever terminal the program is started from.
     """
     from rich.console import Console
 
     out = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
-        out.width = max(out.width, WIDTH)
+        wanted = os.environ.get("COLUMNS", "")
+        out.width = max(int(wanted) if wanted.isdecimal() and len(wanted) < 5 else 0, WIDTH)
     return out
 
 
@@ -45,7 +50,9 @@ def new_table(*headings: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    # Said to be ASCII, so that rich keeps its shape: prepare_streams prints its lines in any encoding.
+    lines = box.Box(str(box.SIMPLE_HEAD), ascii=True)
+    table = Table(box=lines, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in headings:
         justify: Literal["left", "right"] = "right" if heading[0] == ">" else "left"
         table.add_column(heading.lstrip(">~"), justify=justify, no_wrap=heading[0] != "~")
@@ -58,6 +65,7 @@ def show(out: Console, table: Table) -> None:
     from rich.measure import Measurement
 
     for column in table.columns:
+        column._cells = [plain(cell) if isinstance(cell, str) else cell for cell in column._cells]
         text = "\n".join(map(str, (column.header, *column.cells)))
         # Rich would cut a word rather than widen the table.
         parts = text.splitlines() if column.no_wrap else text.split()
@@ -73,8 +81,8 @@ def show(out: Console, table: Table) -> None:
 
 
 def say(out: Console, text: str = "") -> None:
-    """Print a line unwrapped, however long."""
-    out.print(text, soft_wrap=True)
+    """Print a line unwrapped, however long. Control characters in it are escaped."""
+    out.print(plain(text), soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 from pydantic import Field
 
+from costcache.cli import completing
 from costcache.cli.from_models import Options, model_options
 from costcache.cli.options import WINDOW_OPTIONS, deployment_options, json_option, model_option
 from costcache.cli.output import console, echo_json, say
@@ -60,8 +61,8 @@ class PlanOptions(Options):
     memory={"metavar": "SIZE"},
     weights={"metavar": "SIZE"},
     assignments={"flag": "--set", "metavar": "architecture.FIELD=VALUE"},
-    trace={"metavar": "FILE"},
-    policy={"metavar": "NAME"},
+    trace={"metavar": "FILE", "shell_complete": completing.files},
+    policy={"metavar": "NAME", "shell_complete": completing.policies},
 )
 @model_options(Settings, "settings", "headroom")
 @trace_options

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from costcache.cli.output import console
+from costcache.cli.plain import plain
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -38,12 +39,14 @@ class Task:
 
     def __init__(self, bar: Progress | None, text: str, total: float | None = None) -> None:
         self._bar = bar
+        text = plain(text)
         self._text: str | None = text
         self._id = None if bar is None else bar.add_task(text, total=total)
 
     def by(self, amount: int, text: str | None = None) -> None:
         """Advance by ``amount``, and show ``text`` for the current step."""
         if self._bar is not None and self._id is not None:
+            text = None if text is None else plain(text)
             self._bar.update(self._id, advance=amount, description=text)
             if text not in (None, self._text):
                 self._text = text

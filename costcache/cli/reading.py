@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from costcache.cli import completing
 from costcache.cli.from_models import Options, model_options
 from costcache.cli.progress import Task, progress_display
 
@@ -26,7 +27,7 @@ class TraceOptions(Options):
         description="When sessions start: uniform:6h, poisson:RATE or even:RATE (per second), or together.  "
         "[default: the trace's own clock, else uniform:6h]",
     )
-    seed: int = Field(0, description="Seed of --arrivals.")
+    seed: int | None = Field(None, description="Seed of --arrivals uniform and poisson.  [default: 0]")
     gaps: Literal["answers", "recorded"] = Field(
         "answers",
         description="With --arrivals, when a session sends its next request: after the recorded answer and "
@@ -41,22 +42,44 @@ class TraceOptions(Options):
         "approximate one.",
     )
 
+    think: float | None = Field(
+        None,
+        ge=0,
+        le=1e6,
+        description="Seconds from an answer to the session's next request, for traces that record neither "
+        "times nor think times.",
+    )
+    max_line: str = Field(
+        "64MiB", description="Longest line of the file; of a file that is one JSON array, its size."
+    )
+    max_expansion: int = Field(
+        1000,
+        ge=1,
+        description="Most bytes that a byte of a compressed file may unpack into, and most prompt tokens "
+        "that a byte of the unpacked file may stand for.",
+    )
+
     def read(self, path: str) -> tuple[Trace, str]:
         """Read a trace with a progress bar; return it and the name of its format.
 
         Raises:
             TraceError: If it cannot be read.
         """
+        from costcache.sim.traces.limits import Limits
         from costcache.sim.traces.reading import Reading, read_trace
+        from costcache.sizes import parse_bytes
+
+        limits = Limits(parse_bytes(self.max_line, "--max-line"), self.max_expansion)
 
         with progress_display() as bar:
             task = Task(bar, f"reading {path}")
             trace, found = read_trace(
                 path,
-                Reading(self.block_size, self.tokenizer),
+                Reading(self.block_size, self.tokenizer, limits),
                 arrivals=self.arrivals,
                 seed=self.seed,
                 gaps=self.gaps,
+                think=self.think,
                 retime=self.retime,
                 progress=task.to,
             )
@@ -68,6 +91,7 @@ trace_options = model_options(
     TraceOptions,
     "reading",
     arrivals={"metavar": "PROCESS"},
-    retime={"metavar": "FILE"},
-    tokenizer={"metavar": "PATH"},
+    retime={"metavar": "FILE", "shell_complete": completing.files},
+    tokenizer={"metavar": "PATH", "shell_complete": completing.files},
+    max_line={"metavar": "SIZE"},
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import Field
 
+from costcache.cli import completing
 from costcache.cli.from_models import Options, model_options
 from costcache.cli.options import WINDOW_OPTIONS, command_line, json_option, model_option, split_commas
 from costcache.cli.output import console, echo_json, say
@@ -20,16 +22,17 @@ from costcache.cli.replaying import (
     with_own_settings,
 )
 from costcache.cli.tables import print_details, print_runs, trace_facts
+from costcache.cli.writing import write_outputs
 from costcache.hookspecs import PROJECT
 from costcache.planning import LENGTHS
 from costcache.sim.settings import ServingSettings
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from costcache.cli.reading import TraceOptions
     from costcache.cli.replaying import ReplayOptions
+    from costcache.cli.writing import Output
     from costcache.deployment import Deployment
+    from costcache.report.material import Material
     from costcache.settings import Settings
     from costcache.sim.engine import Simulator
     from costcache.sim.results import Outcome, Run
@@ -85,12 +88,16 @@ class SimulateOptions(Options):
 
 
 @click.command(epilog=CAPACITIES)
-@click.argument("trace_path", metavar="TRACE")
+@click.argument("trace_path", metavar="TRACE", shell_complete=completing.files)
 @model_option
 @model_options(
     SimulateOptions,
     "options",
-    policies={"flag": "--policy", "metavar": "NAME[,NAME...]"},
+    policies={
+        "flag": "--policy",
+        "metavar": "NAME[,NAME...]",
+        "shell_complete": completing.replayed_policies,
+    },
     capacities={"flag": "--capacity", "metavar": "SIZE[,SIZE...]"},
     report={"metavar": "FILE"},
     plot={"metavar": "FILE"},
@@ -122,6 +129,7 @@ def simulate(
     """
     from costcache.plugins import get_plugins
     from costcache.report.files import check_distinct, check_outputs
+    from costcache.report.picture import check_picture
     from costcache.sim.engine import OFFLINE, Simulator
     from costcache.sim.sweep import Cell, outcomes
     from costcache.sim.traces.convert import rounded_up
@@ -129,7 +137,9 @@ def simulate(
     from costcache.sizes import parse_capacity
 
     if options.report or options.plot:
-        check_outputs(report=options.report, plot=options.plot)
+        check_outputs(report=options.report)
+        if options.plot is not None:
+            check_picture(options.plot)
     check_distinct([trace_path, reading.retime], {"--report": options.report, "--plot": options.plot})
     names = split_commas(options.policies, "--policy")
     sizes = [parse_capacity(size) for size in split_commas(options.capacities, "--capacity")]
@@ -177,8 +187,6 @@ def simulate(
         found = outcomes(simulator, cells, jobs=options.jobs, ray=options.ray, progress=progress)
         task.done()
         runs = [cell.figures(simulator, outcome) for cell, outcome in zip(cells, found, strict=True)]
-        if options.report or options.plot:
-            _write_reports(bar, simulator, cells, found, options, reading.seed)
     ideal = trace.ideal_hit_rate(page_size)
     with_outputs = ideal_with_outputs(trace, page_size) if options.serving and server.outputs else None
     if as_json:
@@ -205,16 +213,13 @@ def simulate(
                 "runs": [_as_json(run, runs, options.details) for run in runs],
             }
         )
-        _end(runs)
-        return
-    print_runs(simulator, distinct, ideal, with_outputs, runs)
-    if options.details:
-        print_details(runs)
-    out = console()
-    say(out, f"TTFT model: {simulator.prefill.name}, {'with' if options.serving else 'without'} queueing")
-    for kind, path in (("report", options.report), ("plot", options.plot)):
-        if path is not None:
-            say(out, f"{kind}: {path}")
+    else:
+        print_runs(simulator, distinct, ideal, with_outputs, runs)
+        if options.details:
+            print_details(runs)
+        queued = "with" if options.serving else "without"
+        say(console(), f"TTFT model: {simulator.prefill.name}, {queued} queueing")
+    _write_reports(simulator, cells, found, options, reading.seed or 0, quiet=as_json)
     _end(runs)
 
 
@@ -249,24 +254,34 @@ def _windows(simulator: Simulator, cells: list[Cell]) -> dict[str, Any] | None:
 
 
 def _write_reports(
-    bar: Progress | None,
     simulator: Simulator,
     cells: list[Cell],
     found: list[Outcome],
     options: SimulateOptions,
     seed: int,
+    *,
+    quiet: bool,
 ) -> None:
+    """Write the report and the plot, which need further replays."""
+    if not (options.report or options.plot):
+        return
     from costcache.report import gather, write_plot, write_report
 
-    task = Task(bar, "replays of the report")
     # What changes no figure is left out, so that equal figures give equal pages.
     command = command_line("report", "plot", "as_json", "details", "jobs", "ray") + " --report report.html"
-    material = gather(simulator, cells, found, command=command, seed=seed, progress=task.by)
-    task.done()
+
+    @functools.cache
+    def material() -> Material:
+        with progress_display() as bar:
+            task = Task(bar, "replays of the report")
+            return gather(simulator, cells, found, command=command, seed=seed, progress=task.by)
+
+    outputs: list[Output] = []
     if options.report is not None:
-        write_report(material, options.report)
+        outputs.append(("report", options.report, lambda path: write_report(material(), path)))
     if options.plot is not None:
-        write_plot(material, options.plot)
+        outputs.append(("plot", options.plot, lambda path: write_plot(material(), path)))
+    write_outputs(outputs, quiet=quiet)
 
 
 def _as_json(run: Run, runs: list[Run], timing: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from costcache.cli import completing
 from costcache.cli.options import json_option
 from costcache.cli.output import console, duration, echo_json, new_table, say, show
 from costcache.cli.reading import TraceOptions, trace_options
@@ -30,7 +31,7 @@ def trace() -> None:
 
 
 @trace.command()
-@click.argument("path", metavar="TRACE")
+@click.argument("path", metavar="TRACE", shell_complete=completing.files)
 @click.option(
     "--page-size",
     type=click.IntRange(min=1),
@@ -54,9 +55,13 @@ def info(path: str, page_size: int | None, reading: TraceOptions, as_json: bool)
 
 
 @trace.command()
-@click.argument("path", metavar="TRACE")
+@click.argument("path", metavar="TRACE", shell_complete=completing.files)
 @click.option(
-    "--out", required=True, metavar="FILE", help="File to write; compressed if it ends in .gz or .xz."
+    "--out",
+    required=True,
+    metavar="FILE",
+    shell_complete=completing.files,
+    help="File to write; compressed if it ends in .gz or .xz.",
 )
 @click.option(
     "--out-block-size",
@@ -74,7 +79,9 @@ def convert(path: str, out: str, out_block_size: int | None, reading: TraceOptio
     from costcache.report.files import check_distinct
     from costcache.sim.traces import write_trace
     from costcache.sim.traces.convert import with_path_ids
+    from costcache.sim.traces.files import check_output
 
+    check_output(out)
     check_distinct([path, reading.retime], {"--out": Path(out)})
     requests, form = reading.read(path)
     size = requests.block_size

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from costcache.cli import completing
+from costcache.cli.plain import plain
 from costcache.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -16,9 +18,13 @@ __all__ = ["read_assignment", "say_written", "workload"]
 
 
 @click.command(epilog="Equal settings and seeds give equal bytes.")
-@click.argument("name")
+@click.argument("name", shell_complete=completing.workloads)
 @click.option(
-    "--out", required=True, metavar="FILE", help="File to write; compressed if it ends in .gz or .xz."
+    "--out",
+    required=True,
+    metavar="FILE",
+    shell_complete=completing.files,
+    help="File to write; compressed if it ends in .gz or .xz.",
 )
 @click.option("--requests", type=int, help="Requests to generate.  [default: the workload's own]")
 @click.option("--seed", type=int, help="Seed of the random numbers.  [default: 0]")
@@ -37,6 +43,7 @@ def workload(
     NAME is agentic, agents-documents, chat, drift, few-shot, in-turn, multi-turn, random or tenants.
     """
     from costcache.sim.traces import write_trace
+    from costcache.sim.traces.files import check_output
     from costcache.sim.workloads import generate, workload_settings
 
     values: dict[str, Any] = dict(read_assignment(text, "--set") for text in assignments)
@@ -44,6 +51,7 @@ def workload(
         values["requests"] = requests
     if seed is not None:
         values["seed"] = seed
+    check_output(out)
     trace = generate(name, workload_settings(name, values))
     write_trace(trace, out)
     say_written(trace, "requests", out)
@@ -53,7 +61,7 @@ def say_written(trace: Trace, requests: str, out: str) -> None:
     """Report a written trace on standard error."""
     click.echo(
         f"wrote {len(trace):,} {requests}, {int(trace.input_tokens.sum()):,} prompt tokens, "
-        f"in blocks of {trace.block_size} to {'standard output' if out == '-' else out}",
+        f"in blocks of {trace.block_size} to {'standard output' if out == '-' else plain(out)}",
         err=True,
     )
 

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeGuard
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from costcache.errors import ConfigError
+from costcache.files import read_whole
 from costcache.model.checkpoint import checkpoint_kv_dtype, draft_layer
 from costcache.model.fields import text_fields
 from costcache.model.layers import (
@@ -229,7 +230,7 @@ def load_config(config: object) -> tuple[Mapping[str, Any], str, str | None]:
 def _load_file(path: Path) -> tuple[Mapping[str, Any], str, str | None]:
     file = path / "config.json" if path.is_dir() else path
     try:
-        data = json.loads(file.read_text(encoding="utf-8-sig"))
+        data = json.loads(read_whole(file).decode("utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file; give a config.json or its folder") from None
     except OSError as error:
@@ -241,7 +242,10 @@ def _load_file(path: Path) -> tuple[Mapping[str, Any], str, str | None]:
     beside = file.parent / "hf_quant_config.json"  # ModelOpt's quantisation, in a file of its own
     if file.name == "config.json" and beside.is_file() and "quantization_config" not in data:
         try:
-            data = {**data, "quantization": json.loads(beside.read_text("utf-8-sig")).get("quantization")}
+            data = {
+                **data,
+                "quantization": json.loads(read_whole(beside).decode("utf-8-sig")).get("quantization"),
+            }
         except (ValueError, AttributeError, OSError) as error:
             raise ConfigError(f"{beside}: is not JSON ({error}); correct or remove it") from error
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
@@ -256,7 +260,7 @@ def _preset_key(name: str) -> str | None:
 
 def _suggestion(name: str) -> str:
     key = name.lower().rsplit("/", 1)[-1]
-    close = difflib.get_close_matches(key, [*PRESETS, *ALIASES], n=3, cutoff=0.5)
+    close = difflib.get_close_matches(key, [*PRESETS, *ALIASES], n=3, cutoff=0.75)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"presets are {', '.join(sorted(PRESETS))}."
+    return "'costcache models' lists the presets."

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from costcache.errors import SettingsError
-from costcache.files import open_whole
+from costcache.files import open_whole, probe
 
 __all__ = ["check_distinct", "check_folder", "check_outputs", "write_whole"]
 
@@ -34,15 +34,21 @@ def check_outputs(*, report: Path | None = None, plot: Path | None = None) -> No
 
 
 def check_folder(option: str, path: Path) -> None:
-    """Check before the work that a file can be created.
+    """Check before the work that a file can be written.
 
     Raises:
-        SettingsError: If its folder does not exist, or it is a folder itself.
+        SettingsError: If its folder does not exist or takes no file, or it is a folder itself.
     """
     if not path.parent.is_dir():
         raise SettingsError(f"{option} {path}: there is no folder {path.parent}; make it first")
     if path.is_dir():
         raise SettingsError(f"{option} {path} is a folder: give the name of a file in it")
+    try:
+        probe(path)
+    except OSError as error:
+        raise SettingsError(
+            f"{option} {path} cannot be written ({error.strerror or error}): give another place"
+        ) from error
 
 
 def check_distinct(inputs: Iterable[str | None], outputs: Mapping[str, Path | None]) -> None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["on_ray"]
 
 
+_RESTARTS = 3
+"""Times that a worker that died is started anew."""
+
+
 class _Worker:
     """A worker process, with its trace prepared once."""
 
@@ -36,7 +40,8 @@ def on_ray(
 
     Uses the cluster that the process is connected to, and leaves it running. Without one, Ray looks for a
     cluster as usual (``RAY_ADDRESS``), and starts one on this machine if there is none. costcache and the
-    plugins in use must be installed on every machine.
+    plugins in use must be installed on every machine. A worker that dies, with its machine say, is started
+    anew, and its replay is done again.
 
     Args:
         simulator: The simulator with the trace.
@@ -44,11 +49,11 @@ def on_ray(
         progress: Called with each finished cell and its number of requests.
 
     Raises:
-        SettingsError: If Ray is not installed; or as :meth:`Simulator.run` does.
+        SettingsError: If Ray is not installed, or workers keep dying; or as :meth:`Simulator.run` does.
     """
     try:
         import ray
-        from ray.exceptions import RayTaskError
+        from ray.exceptions import RayActorError, RayTaskError
         from ray.util import ActorPool
     except ImportError as error:
         raise SettingsError("--ray needs the package ray: pip install 'costcache[ray]'") from error
@@ -59,7 +64,7 @@ def on_ray(
         # The trace is sent once, and shared by the workers of a machine.
         arguments = ray.put(simulator.arguments)
         workers = max(1, min(len(cells), int(ray.cluster_resources().get("CPU", 1))))
-        actor = ray.remote(num_cpus=1)(_Worker)
+        actor = ray.remote(num_cpus=1, max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(_Worker)
         pool = ActorPool([actor.remote(arguments) for _ in range(workers)])
         found: list[Outcome] = []
         for cell, outcome in zip(cells, pool.map(lambda a, c: a.outcome.remote(c), cells), strict=True):
@@ -67,6 +72,11 @@ def on_ray(
             if progress is not None:
                 progress(cell, len(simulator.trace))
         return found
+    except RayActorError as error:
+        raise SettingsError(
+            f"--ray: a worker died {_RESTARTS + 1} times, which is mostly for want of memory: give its "
+            "machine more, or replay a shorter trace"
+        ) from error
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from None
     finally:

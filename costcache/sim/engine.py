@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from costcache.settings import Settings
     from costcache.sim.paths import PageOutcome, PagePaths
     from costcache.sim.requests import Known
+    from costcache.sim.runs import PageRuns
     from costcache.sim.serving import Server, ServingSettings
     from costcache.sim.stack import LRUCurve
     from costcache.sim.trace import Trace
@@ -128,6 +129,13 @@ class Simulator:
         from costcache.sim.paths import page_paths
 
         return page_paths(self.keys)
+
+    @cached_property
+    def runs(self) -> PageRuns:
+        """The trace's pages, run by run."""
+        from costcache.sim.runs import page_runs
+
+        return page_runs(self.keys)
 
     def run(
         self,
@@ -434,14 +442,14 @@ class Simulator:
             from costcache.sim.optimum import optimum
 
             pages = self._in_pages(self._most_tokens(capacity_tokens))
-            return self._pages(policy, lambda: optimum(self.paths, pages, progress))
+            return self._pages(policy, lambda: optimum(self.runs, pages, progress))
         from costcache.sim.future import Clairvoyant
         from costcache.sim.replay import replay
 
         tree = self._empty_state_tree(settings.model_copy(update={"policy": "lru"}), capacity_tokens)
         if policy == "optimum":
             token, page = self.cost.token, self._deployment.page_size
-            tree.pool.rank_by(policy, Clairvoyant(self.paths, page, token.kv_bytes, token.state_bytes))
+            tree.pool.rank_by(policy, Clairvoyant(self.runs, page, token.kv_bytes, token.state_bytes))
         return replace(replay(self.trace, self.keys, tree, progress=progress), policy=policy)
 
     def _lru_pages(self, pages: int | None) -> PageOutcome:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from costcache.policies.states import StateOrder
-from costcache.sim.optimum import next_requests
 
 if TYPE_CHECKING:
     from costcache.records import NodeRecord, RequestInfo, RequestRecord
-    from costcache.sim.paths import PagePaths
+    from costcache.sim.runs import PageRuns
 
 __all__ = ["Clairvoyant"]
 
@@ -23,12 +23,13 @@ class Clairvoyant(StateOrder):
 
     period = 4
 
-    def __init__(self, paths: PagePaths, page_size: int, kv_bytes: int, state_bytes: int) -> None:
+    def __init__(self, runs: PageRuns, page_size: int, kv_bytes: int, state_bytes: int) -> None:
         super().__init__()
         self._request = 0  # number of the running request, from 0
         self._page_size, self._kv_bytes, self._state_bytes = page_size, kv_bytes, state_bytes
-        self._offsets = paths.offsets.tolist()
-        self._following = next_requests(paths, never=-1)
+        self._runs = runs
+        self._offsets = runs.offsets.tolist()
+        self._ends: tuple[int, list[int]] = (-1, [])  # of the runs of a request
         self._next: dict[int, int] = {}
 
     def insert(self, record: NodeRecord) -> None:
@@ -55,13 +56,19 @@ class Clairvoyant(StateOrder):
         super().finish(request, info)
 
     def _look(self, record: NodeRecord) -> None:
-        at = self._offsets[self._request] + record.end // self._page_size - 1
-        self._next[record.serial] = int(self._following[at])
+        runs, request = self._runs, self._request
+        start = self._offsets[request]
+        if self._ends[0] != request:
+            visits = runs.visits[start : self._offsets[request + 1]]
+            self._ends = request, runs.ends[visits].tolist()
+        self._next[record.serial] = int(
+            runs.following[start + bisect_left(self._ends[1], record.end // self._page_size)]
+        )
 
     def score(self, record: NodeRecord) -> float:
         """See the base class."""
         following = self._next[record.serial]
-        if following < 0:
+        if following == len(self._offsets) - 1:  # never
             return 0.0
         freed = self._state_bytes + (0 if record.live_children else record.tokens * self._kv_bytes)
         return record.replay / (freed * max(1, following - self._request))

@@ -13,54 +13,54 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costcache.sim.loop import numbered
 from costcache.sim.paths import PageOutcome
-from costcache.sim.reuse import reuse_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from costcache.sim.paths import PagePaths
+    from costcache.sim.runs import PageRuns
 
-__all__ = ["next_requests", "optimum"]
+__all__ = ["optimum"]
 
 _STALE = 4096
 
 
 def optimum(
-    paths: PagePaths, capacity: int | None, progress: Callable[[int], None] | None = None
+    runs: PageRuns, capacity: int | None, progress: Callable[[int], None] | None = None
 ) -> PageOutcome:
     """Replay a trace, knowing its future.
 
+    All pages of a run have the same next use, so the pool has the beginning of each run, and a victim is the
+    end of one.
+
     Args:
-        paths: The trace's pages.
+        runs: The trace's pages.
         capacity: Pages in the pool; None for no limit.
         progress: Called now and then with the number of requests done since the last call.
     """
-    offsets = paths.offsets.tolist()
+    offsets = runs.offsets.tolist()
     requests = len(offsets) - 1
-    lengths = np.diff(paths.offsets)
-    free = size = paths.distinct if capacity is None else capacity
+    free = runs.distinct if capacity is None else capacity
+    lengths, ends = runs.lengths.tolist(), runs.ends.tolist()
     # One number per use: the request of the next use, then the depth. The largest is evicted first.
-    scale = int(lengths.max(initial=0)) + 1
-    depths = np.arange(paths.paths.size) - np.repeat(paths.offsets[:-1], lengths)
-    ranks = next_requests(paths, requests)
-    ranks *= -scale
-    ranks -= depths
-    del depths
-    cached = bytearray(paths.distinct)
+    scale = int(runs.ends.max(initial=0)) + 1
+    ranks = runs.following * -scale - runs.ends[runs.visits]
+    cached = [0] * len(lengths)  # pages of each run, from its first
     heap: list[tuple[int, int]] = []
     matched: list[int] = []
+    live = 0
     evicted = evictions = missing = oversized = 0
     for request, (start, stop) in numbered(pairwise(offsets), requests, progress):
-        # Request by request, since all pages as Python integers would take ten times the memory.
-        pages, ranked = paths.paths[start:stop].tolist(), ranks[start:stop].tolist()
-        length = stop - start
+        # Request by request, since all visits as Python integers would take ten times the memory.
+        path, ranked = runs.visits[start:stop].tolist(), ranks[start:stop].tolist()
+        length = ends[path[-1]] if path else 0
         found = 0
-        while found < length and cached[pages[found]]:
-            found += 1
+        for run in path:
+            found += cached[run]
+            if cached[run] < lengths[run]:
+                break
         matched.append(found)
         oversized += capacity is not None and length > capacity
         shortfall = length - found - free
@@ -71,26 +71,27 @@ def optimum(
             missing += shortfall
             evictions += 1
             while shortfall and heap and heap[0][0] <= in_use:
-                cached[heapq.heappop(heap)[1]] = 0
-                evicted += 1
-                free += 1
-                shortfall -= 1
+                victim = heap[0][1]
+                taken = min(shortfall, cached[victim])
+                cached[victim] -= taken
+                if not cached[victim]:
+                    heapq.heappop(heap)
+                    live -= 1
+                evicted += taken
+                free += taken
+                shortfall -= taken
             length -= shortfall  # only the head fits
         free -= length - found
-        for rank, page in zip(ranked[:length], pages, strict=False):
-            cached[page] = 1
-            heapq.heappush(heap, (rank, page))
-        if len(heap) > 2 * (size - free) + _STALE:  # most entries are stale: the next use is past
+        for rank, run in zip(ranked, path, strict=True):
+            fits = min(lengths[run], length)
+            if not fits:
+                break
+            length -= fits
+            live += not cached[run]
+            cached[run] = fits
+            heapq.heappush(heap, (rank, run))
+        if len(heap) > 2 * live + _STALE:  # most entries are stale: the next use is past
             bound = -(request + 1) * scale
             heap = [entry for entry in heap if entry[0] <= bound]
             heapq.heapify(heap)
     return PageOutcome(np.array(matched, np.int64), missing, evicted, evictions, oversized)
-
-
-def next_requests(paths: PagePaths, never: int) -> NDArray[np.int64]:
-    """The request of each page's next use, ``never`` if it has none; int64 of shape [pages]."""
-    request = np.repeat(np.arange(paths.offsets.size - 1), np.diff(paths.offsets))
-    earlier, later = reuse_pairs(paths.paths)
-    following = np.full(paths.paths.size, never, np.int64)
-    following[earlier] = request[later]
-    return following

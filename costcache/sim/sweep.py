@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
-from collections.abc import Callable, Sequence
+import pickle
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING, Any
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from costcache.errors import SettingsError
 from costcache.sim.cell import Cell
 from costcache.sim.engine import Simulator
 
 if TYPE_CHECKING:
-    from costcache.deployment import Deployment
-    from costcache.model import ModelSpec
+    from multiprocessing.process import BaseProcess
+
     from costcache.sim.results import Outcome, Run
-    from costcache.sim.trace import Trace
 
 __all__ = ["Cell", "outcomes", "sweep"]
 
@@ -40,7 +46,7 @@ def sweep(
             the last call.
 
     Raises:
-        SettingsError: If ``jobs`` is under 1; or as :meth:`Simulator.run` does.
+        SettingsError: If ``jobs`` is under 1, or a process died; or as :meth:`Simulator.run` does.
         PluginError: As :meth:`Simulator.run` does.
     """
     found = outcomes(simulator, cells, jobs=jobs, ray=ray, progress=progress)
@@ -68,22 +74,73 @@ def outcomes(
             for cell in cells
         ]
     context = multiprocessing.get_context("spawn")  # a fork may inherit a lock that another thread holds
-    with ProcessPoolExecutor(
-        min(jobs, len(cells)), context, initializer=_prepare, initargs=simulator.arguments
-    ) as pool:
+    others = set(multiprocessing.active_children())
+    # Through a file: a process that dies while it is sent something would leave this one waiting for ever.
+    with tempfile.TemporaryDirectory(prefix="costcache-") as folder:
+        prepared = Path(folder) / "simulator"
+        with prepared.open("wb") as stream:
+            pickle.dump(simulator.arguments, stream, pickle.HIGHEST_PROTOCOL)
+        pool = ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=_prepare, initargs=(prepared,))
+        return _in(pool, simulator, cells, jobs, others, progress)
+
+
+def _in(
+    pool: ProcessPoolExecutor,
+    simulator: Simulator,
+    cells: Sequence[Cell],
+    jobs: int,
+    others: set[BaseProcess],
+    progress: Callable[[Cell, int], None] | None,
+) -> list[Outcome]:
+    """Replay all cells in a pool of processes, which ends with this."""
+    try:
+        with _interrupts_held():
+            coming = pool.map(_outcome, cells)
         found = []
-        for cell, outcome in zip(cells, pool.map(_outcome, cells), strict=True):
+        for cell, outcome in zip(cells, coming, strict=True):
             found.append(outcome)
             if progress is not None:
                 progress(cell, len(simulator.trace))
-        return found
+    except BrokenProcessPool:
+        raise SettingsError(
+            f"jobs is {jobs}, and one of the processes died, which is mostly for want of memory: give fewer"
+        ) from None
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()  # what it computes, nobody wants any more
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return found
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold back Ctrl-C for a moment; a process that is started meanwhile never hears it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "pthread_sigmask"):  # Windows has no such masks
+        yield
+        return
+    came: list[int] = []
+    # The mask is for the processes. Here it does not suffice: threads of numerical libraries take the signal.
+    handler = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+    if came and callable(handler):
+        handler(signal.SIGINT, None)
 
 
 _simulator: Simulator | None = None
 
 
-def _prepare(trace: Trace, model: ModelSpec, deployment: Deployment, options: dict[str, Any]) -> None:
-    global _simulator  # noqa: PLW0603 # the trace is sent once per worker, not with every cell
+def _prepare(prepared: Path) -> None:
+    global _simulator  # noqa: PLW0603 # the trace is read once per worker, not with every cell
+    with prepared.open("rb") as stream:
+        trace, model, deployment, options = pickle.load(stream)
     _simulator = Simulator(trace, model, deployment, **options)
 
 

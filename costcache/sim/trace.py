@@ -237,6 +237,11 @@ class Trace:
             TraceError: If ``page_size`` is under 1, or over :data:`MOST_BLOCK`.
         """
         unit, units_per_page = _units(page_size, self.block_size)
+        if unit == self.block_size:
+            from costcache.sim.runs import page_runs
+
+            return page_runs(self.page_keys(page_size)).distinct
+        # Blocks larger than pages are compared as they are: their pages would take many times the memory.
         units_per_block = self.block_size // unit
         # In lexicographic order, the longest prefix that a prompt shares with any earlier one is the one it
         # shares with the prompt just before it. Any total order of ids will do, so memcmp decides. With

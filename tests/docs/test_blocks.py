@@ -30,9 +30,16 @@ import pytest
 from tests.docs.pages import Block, Page, pages
 
 RUN = ("python", "console")
-# A command of a page is found where this interpreter's commands are; tables have one width.
-ENVIRONMENT = {"COLUMNS": "110", "NO_COLOR": "1"}
-UNSET = ("FORCE_COLOR", "PYTEST_ADDOPTS")
+# What anybody gets in a pipe: without colours, without a locale, and without a network.
+OFFLINE = "http://127.0.0.1:9"
+ENVIRONMENT = {
+    "NO_COLOR": "1",
+    "LC_ALL": "C",
+    "http_proxy": OFFLINE,
+    "https_proxy": OFFLINE,
+    "PIP_NO_INDEX": "1",
+}
+UNSET = ("COLUMNS", "FORCE_COLOR", "PYTEST_ADDOPTS", "PYTHONIOENCODING", "PYTHONUTF8")
 SITE = "site"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -205,7 +204,10 @@ def test_workload_parameters_are_set_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("caht",), "there is no workload 'caht'; choose one of agentic, agents-documents, chat"),
+        (
+            ("caht",),
+            "there is no workload 'caht'; did you mean 'chat'? choose one of agentic, agents-documents, chat",
+        ),
         (("chat", "--requests", "0"), "setting 'chat.requests' is 0"),
         (("chat", "--seed", "-1"), "setting 'chat.seed' is -1"),
         (("chat", "--set", "user"), "--set 'user' is not FIELD=VALUE"),
@@ -230,16 +232,17 @@ def test_a_workload_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_lists_every_command_with_its_summary(flag: str) -> None:
-    shown = answer(flag)
+    shown = " ".join(answer(flag).split())  # a long summary wraps
     for name, summary in COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(summary)}$", shown, re.MULTILINE)
+        assert f" {name} {summary}" in shown
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_explains_its_options(name: str) -> None:
     shown = answer(name, "--help")
     assert shown.startswith(f"Usage: cli {name} ")
-    command = getattr(importlib.import_module(f"costcache.cli.{name}"), name)
+    module = name.replace("-", "_")
+    command = getattr(importlib.import_module(f"costcache.cli.{module}"), module)
     for parameter in command.params:
         assert parameter.param_type_name == "argument" or getattr(parameter, "help", None), parameter.name
 

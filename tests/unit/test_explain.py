@@ -28,7 +28,7 @@ from costcache.sim.explain import ClassReport, Explanation, StepIn, explain
 from costcache.sim.trace import Trace
 from costcache.sim.traces import write_trace
 from costcache.sim.workloads import generate, workload_settings
-from tests.unit.commands import answer, refusal
+from tests.unit.commands import answer, costcache_, refusal
 
 LLAMA = ModelSpec.preset("llama-3-8b")
 HYBRID = ModelSpec.preset("qwen3-next")
@@ -273,7 +273,9 @@ def test_the_picture_has_curves_and_is_the_same_at_every_rerun(chat: Path, tmp_p
         "--plot",
         tmp_path / "c.svg",
     )
-    assert "has estimated nothing, since nothing had to be evicted" in refusal(*roomy)
+    result = costcache_(*roomy)  # the figures are printed first
+    assert result.exit_code == 1
+    assert "has estimated nothing, since nothing had to be evicted" in result.stderr
     assert not (tmp_path / "c.svg").exists()
     assert "end the name with" in refusal(
         "explain", chat, "--model", "llama-3-8b", "--plot", tmp_path / "a.gif"

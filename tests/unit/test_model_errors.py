@@ -123,7 +123,7 @@ def test_unknown_names_get_close_matches() -> None:
         ModelSpec.resolve("deepseekv3")
     with pytest.raises(ConfigError, match=r"'qwen3-9b' is not a preset; did you mean .*qwen3-8b"):
         ModelSpec.preset("qwen3-9b")
-    with pytest.raises(ConfigError, match="presets are deepseek-r1"):
+    with pytest.raises(ConfigError, match="'costcache models' lists the presets"):
         ModelSpec.preset("zzzzzz")
     with pytest.raises(ConfigError, match="no such file"):
         ModelSpec.resolve("missing/config.json")

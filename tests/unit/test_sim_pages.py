@@ -16,6 +16,7 @@ from costcache.sim.engine import Simulator
 from costcache.sim.optimum import optimum
 from costcache.sim.paths import page_paths
 from costcache.sim.results import Run
+from costcache.sim.runs import page_runs
 from costcache.sim.stack import LRUCurve, lru
 from costcache.sim.trace import Trace
 
@@ -50,6 +51,33 @@ prompts = st.lists(st.lists(st.integers(0, 2), max_size=7), min_size=1, max_size
 traces = prompts.flatmap(
     lambda p: st.lists(st.integers(0, 3), min_size=len(p), max_size=len(p)).map(lambda r: trace_of(p, r))
 )
+
+
+@given(traces, st.sampled_from([1, 2, 3, 4, 8]))
+def test_runs_are_the_pages_that_the_same_requests_use(trace: Trace, page_size: int) -> None:
+    keys = trace.page_keys(page_size)
+    paths, runs = page_paths(keys), page_runs(keys)
+    assert runs.distinct == paths.distinct == trace.distinct_pages(page_size)
+    lengths = runs.lengths[runs.visits]
+    assert (lengths > 0).all()
+    # Each run of a request is a stretch of its pages, from the root down to the end of the prompt.
+    starts = (runs.ends - runs.lengths)[runs.visits]
+    pages_of: dict[int, list[int]] = {}
+    users: dict[int, set[int]] = {}
+    for request in range(len(trace)):
+        own = paths.paths[paths.offsets[request] : paths.offsets[request + 1]].tolist()
+        at = 0
+        for visit in range(runs.offsets[request], runs.offsets[request + 1]):
+            assert starts[visit] == at
+            run, length = int(runs.visits[visit]), int(lengths[visit])
+            assert pages_of.setdefault(run, own[at : at + length]) == own[at : at + length]
+            users.setdefault(run, set()).add(request)
+            at += length
+        assert at == len(own)
+    for visit, following in enumerate(runs.following.tolist()):
+        later = [each for each in users[int(runs.visits[visit])] if each > runs.requests[visit]]
+        assert following == min(later, default=len(trace))
+    assert len(pages_of) <= 2 * len(trace)
 
 
 @given(traces, st.sampled_from([1, 2, 3, 4, 8]))
@@ -118,11 +146,11 @@ def naive_optimum(requests: list[list[int]], capacity: int) -> int:
 
 @given(traces, st.integers(1, 12))
 def test_the_optimum_drops_only_stale_entries(trace: Trace, capacity: int) -> None:
-    paths = page_paths(trace.page_keys(BLOCK))
-    expected = optimum(paths, capacity)
+    runs = page_runs(trace.page_keys(BLOCK))
+    expected = optimum(runs, capacity)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("costcache.sim.optimum._STALE", 0)
-        found = optimum(paths, capacity)
+        found = optimum(runs, capacity)
     assert found.matched.tolist() == expected.matched.tolist()
     assert (found.evicted, found.shortfall) == (expected.evicted, expected.shortfall)
     # What does not fit is missing, and nothing is there to evict for it.
@@ -132,19 +160,21 @@ def test_the_optimum_drops_only_stale_entries(trace: Trace, capacity: int) -> No
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=3), min_size=1, max_size=9), st.integers(1, 5))
 def test_the_optimum_is_the_best_of_all_choices(blocks: list[list[int]], capacity: int) -> None:
-    paths = page_paths(trace_of(blocks, [0] * len(blocks)).page_keys(BLOCK))
+    keys = trace_of(blocks, [0] * len(blocks)).page_keys(BLOCK)
+    runs = page_runs(keys)
+    paths = page_paths(keys)
     requests = [
         paths.paths[start:stop].tolist() for start, stop in itertools.pairwise(paths.offsets.tolist())
     ]
-    assert int(optimum(paths, capacity).matched.sum()) == naive_optimum(requests, capacity)
+    assert int(optimum(runs, capacity).matched.sum()) == naive_optimum(requests, capacity)
 
 
 @given(traces, st.integers(1, 12))
 def test_no_policy_beats_the_optimum(trace: Trace, capacity: int) -> None:
     keys = trace.page_keys(BLOCK)
-    paths = page_paths(keys)
-    best = optimum(paths, capacity)
-    assert int(best.matched.sum()) <= int(optimum(paths, None).matched.sum())
+    runs = page_runs(keys)
+    best = optimum(runs, capacity)
+    assert int(best.matched.sum()) <= int(optimum(runs, None).matched.sum())
     for policy in ("lru", "lfu", "slru", "mru"):
         served = tree_run(trace, BLOCK, capacity, policy)
         assert served.hit_tokens <= int(best.matched.sum()) * BLOCK
@@ -152,14 +182,15 @@ def test_no_policy_beats_the_optimum(trace: Trace, capacity: int) -> None:
 
 @pytest.mark.parametrize("capacity", [None, 3])
 def test_a_trace_without_pages(capacity: int | None) -> None:
-    paths = page_paths(trace_of([[], [1]], [0, 3]).page_keys(BLOCK))
+    keys = trace_of([[], [1]], [0, 3]).page_keys(BLOCK)
+    paths, runs = page_paths(keys), page_runs(keys)
     assert paths.distinct == 0
     assert LRUCurve(paths).at(capacity).matched.tolist() == [0, 0]
-    assert optimum(paths, capacity).matched.tolist() == [0, 0]
+    assert optimum(runs, capacity).matched.tolist() == [0, 0]
 
 
 def test_progress_counts_every_request() -> None:
-    paths = page_paths(trace_of([[1, 2]] * 1200, [0] * 1200).page_keys(BLOCK))
+    runs = page_runs(trace_of([[1, 2]] * 1200, [0] * 1200).page_keys(BLOCK))
     done: list[int] = []
-    optimum(paths, 1, done.append)
+    optimum(runs, 1, done.append)
     assert sum(done) == 1200

@@ -149,6 +149,8 @@ def test_ages_in_seconds_become_counts_of_requests(tmp_path: Path, clock: Any, s
     used = [0.0] * BINS
     used[age_bin(8.0)] = 40.0
     tables = {
+        "format": "costcache-hazard-tables",
+        "version": 1,
         "clock": "seconds",
         "watched": 100.0,
         "seconds_per_request": 0.5,
@@ -256,6 +258,21 @@ def test_the_setting_loads_tables_that_the_command_line_saved(tmp_path: Path) ->
         (lambda t: t["classes"][1]["used"].__setitem__(0, -1), "field 'classes.1.used.0' is -1"),
         (lambda t: t["classes"][1].update(lost=[0.0] * 65), "field 'classes.1.lost' is"),
         (lambda t: t.update(classes=3), "field 'classes' is 3"),
+        (lambda t: t.pop("version"), "field 'version' is missing"),
+        (lambda t: t.pop("format"), "field 'format' is missing"),
+        (lambda t: t.update(version="1"), "version is '1', this release reads 1"),
+        (lambda t: t.update(version=True), "version is True, this release reads 1"),
+        (lambda t: t.update(tokens=float("nan")), "field 'tokens' is nan"),
+        (lambda t: t.update(squares=float("inf")), "field 'squares' is inf"),
+        (lambda t: t.update(tokens=1e300), "field 'tokens' is 1e+300"),
+        (lambda t: t.update(tokens=10**400), "field 'tokens' is 1"),
+        (lambda t: t.update(watched="3"), "field 'watched' is '3'"),
+        (lambda t: t.update(watched=True), "field 'watched' is True"),
+        (lambda t: t.update(seconds_per_request=1e-320), "field 'seconds_per_request' is 1e-320"),
+        (lambda t: t["classes"][0].update(interval=1e300), "field 'classes.0.interval' is 1e+300"),
+        (lambda t: t["classes"][0].update(uses=10**30), "field 'classes.0.uses' is 1"),
+        (lambda t: t["classes"][1]["used"].__setitem__(0, float("-inf")), "field 'classes.1.used.0' is -inf"),
+        (lambda t: t.update(classes=t["classes"][:1] * 10_001), "field 'classes' is"),
     ],
 )
 def test_a_malformed_file_is_refused_by_field(tmp_path: Path, change: Any, problem: str) -> None:
@@ -278,6 +295,7 @@ def test_a_malformed_file_is_refused_by_field(tmp_path: Path, change: Any, probl
         ("{", "is not JSON"),
         ("[]", "is list, not a JSON object"),
         ("\xff", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, content: str | None, problem: str) -> None:

@@ -151,6 +151,13 @@ MESSAGES: list[Row] = [
     },
 ]
 
+TRAJECTORY: list[Row] = [
+    {"role": "system", "content": "Policy of the shop."},
+    {"role": "user", "content": "Where is my order?"},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "find", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "1", "content": "on its way"},
+    {"role": "assistant", "content": "On its way."},
+]
 SAMPLES: dict[str, list[Row]] = {
     "mooncake": MOONCAKE,
     "bailian": BAILIAN,
@@ -160,6 +167,7 @@ SAMPLES: dict[str, list[Row]] = {
     "dynamo": DYNAMO,
     "lmcache": LMCACHE,
     "messages": MESSAGES,
+    "conversations": [{"task_id": 0, "reward": 1.0, "traj": TRAJECTORY}],
 }
 FEW_SHOT = {
     "gsm8k": {

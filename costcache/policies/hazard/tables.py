@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from costcache.errors import SettingsError
+from costcache.files import read_whole
 from costcache.policies.hazard.bins import BINS, age_bin
 from costcache.policies.hazard.classes import Classes, Kind
 from costcache.policies.hazard.life_table import LifeTable
@@ -30,8 +31,15 @@ __all__ = ["ClassTable", "Ended", "Tables", "load_tables", "read_tables", "table
 
 logger = logging.getLogger("costcache")
 
-Amount = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+# Bounds far from any run's, within which every sum and product of a table stays finite.
+Amount = Annotated[float, Field(ge=0.0, le=1e18, allow_inf_nan=False)]
+Square = Annotated[float, Field(ge=0.0, le=1e36, allow_inf_nan=False)]
+Interval = Annotated[float, Field(ge=1e-9, le=1e12, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=2**40)]
 Bins = Annotated[list[Amount], Field(max_length=BINS)]
+
+_MOST_CLASSES = 10_000
+"""More than any run makes: classes are few, each the product of a few steps."""
 
 
 class Ended(BaseModel):
@@ -43,11 +51,11 @@ class Ended(BaseModel):
         priority: Its priority.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    output_tokens: int = Field(ge=0)
-    finish_reason: str | None = None
-    priority: int = 0
+    output_tokens: Count
+    finish_reason: Annotated[str, Field(max_length=1000)] | None = None
+    priority: int = Field(0, ge=-(2**31), le=2**31)
 
 
 class ClassTable(BaseModel):
@@ -63,12 +71,12 @@ class ClassTable(BaseModel):
         lost: Tokens that were last seen unused at an age (censored), likewise.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str = ""
-    uses: int = Field(ge=1)
-    interval: float | None = Field(None, gt=0.0, allow_inf_nan=False)
-    new_tokens: int | None = Field(None, ge=0)
+    uses: int = Field(ge=1, le=2**40)
+    interval: Interval | None = None
+    new_tokens: Count | None = None
     ended: Ended | None = None
     used: Bins
     lost: Bins
@@ -105,16 +113,16 @@ class Tables(BaseModel):
         classes: The classes.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: Literal["costcache-hazard-tables"] = "costcache-hazard-tables"
     version: Literal[1] = 1
     clock: Literal["seconds", "requests"]
     watched: Amount
-    seconds_per_request: float | None = Field(None, gt=0.0, allow_inf_nan=False)
+    seconds_per_request: Interval | None = None
     tokens: Amount
-    squares: Amount
-    classes: list[ClassTable]
+    squares: Square
+    classes: list[ClassTable] = Field(max_length=_MOST_CLASSES)
 
     def start(self, table: LifeTable, classes: Classes, clock: Literal["seconds", "requests"]) -> float:
         """Add the counts to a life table.
@@ -163,9 +171,9 @@ def read_tables(path: Path) -> Tables:
             and its value.
     """
     try:
-        return _parsed(path.read_bytes())
+        return _parsed(read_whole(path))
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
+        problem = f"cannot be read: {error.strerror or error}"
     except SettingsError as error:
         problem = str(error)
     raise SettingsError(
@@ -177,11 +185,14 @@ def read_tables(path: Path) -> Tables:
 def _parsed(content: bytes) -> Tables:
     try:
         values = json.loads(content)
-    except ValueError as error:  # of JSON, or of the text's encoding
+    except (ValueError, RecursionError) as error:  # of JSON, or of the text's encoding
         raise SettingsError(f"is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise SettingsError(f"is {type(values).__name__}, not a JSON object")
-    if values.get("version", 1) != 1:
+    for field in ("format", "version"):  # a file says what it is
+        if field not in values:
+            raise SettingsError(f"field {field!r} is missing")
+    if values["version"] != 1 or values["version"] is True:
         raise SettingsError(f"version is {values['version']!r}, this release reads 1")
     try:
         return Tables.model_validate(values)

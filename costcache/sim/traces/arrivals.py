@@ -37,6 +37,11 @@ class Arrivals:
     kind: str
     value: float = 0.0
 
+    @property
+    def random(self) -> bool:
+        """Whether it draws random numbers."""
+        return self.kind in ("uniform", "poisson")
+
     @classmethod
     def parse(cls, text: str) -> Arrivals:
         """Parse ``uniform:6h``, ``poisson:0.05``, ``even:0.25`` or ``together``.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from costcache.errors import TraceError
 from costcache.sim.traces.files import open_source
+from costcache.sim.traces.limits import Limits
 from costcache.sim.traces.rows import fail
 
 __all__ = ["HEADER", "read_arrivals"]
@@ -28,14 +29,18 @@ _COLUMNS = HEADER.decode().split(",")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(?:\+00:00|Z)?")
 
 
-def read_arrivals(path: str | os.PathLike[str]) -> NDArray[np.float64]:
+def read_arrivals(path: str | os.PathLike[str], limits: Limits | None = None) -> NDArray[np.float64]:
     """Read ascending seconds from the first arrival, float64 of shape [arrivals].
+
+    Args:
+        path: The file.
+        limits: Bounds of the file; the default ones if None.
 
     Raises:
         TraceError: If the file cannot be read, or a line is malformed.
     """
     times = array("d")
-    with open_source(path) as source:
+    with open_source(path, limits=limits) as source:
         label = source.label
         for number, line in source.lines():
             text = line.decode("utf-8", "backslashreplace").rstrip("\r\n")

@@ -62,7 +62,7 @@ def read_bailian(source: Source, *, block_size: int | None = None) -> Trace:
         TraceError: If a line is malformed.
     """
     size = block_size or _BLOCK_SIZE
-    columns = Columns()
+    columns = Columns(source)
     roots: dict[int, int] = {}
     for number, row in _ROWS.read(source):
         tokens, count = row.input_length, len(row.hash_ids)
@@ -75,4 +75,4 @@ def read_bailian(source: Source, *, block_size: int | None = None) -> Trace:
         root = roots.get(row.parent_chat_id, row.parent_chat_id)
         roots[row.chat_id] = session = row.chat_id if row.parent_chat_id < 0 else root
         columns.add(row.timestamp, tokens, row.output_length, session=session)
-    return columns.trace(source, size)
+    return columns.trace(size)

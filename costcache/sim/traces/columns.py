@@ -19,7 +19,7 @@ __all__ = ["Columns"]
 
 
 class Columns:
-    """Collects requests, eight bytes per value.
+    """Collects the requests of a file, eight bytes per value.
 
     A reader appends a request's block ids to ``ids``, those of its output to ``output_ids`` if it knows
     them, and then calls :meth:`add`.
@@ -30,8 +30,10 @@ class Columns:
         names_sessions: Whether sessions are those that clients name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: Source) -> None:
         self.names_sessions = False
+        self._source = source
+        self._tokens = 0
         self.ids = array("q")
         self.output_ids = array("q")
         self._times, self._inputs, self._outputs = array("d"), array("q"), array("q")
@@ -74,7 +76,12 @@ class Columns:
             service: Seconds that the server took; None if unknown.
             finish: The stop reason; None or empty if unknown.
             priority: Higher is kept longer; 0 if unknown.
+
+        Raises:
+            TraceError: If the file does not justify so many tokens.
         """
+        self.allow(input_tokens)
+        self._tokens += input_tokens
         self._times.append(seconds)
         self._inputs.append(input_tokens)
         self._outputs.append(output_tokens)
@@ -92,6 +99,14 @@ class Columns:
         self._priorities.append(priority)
         if follows is not None:
             self._follows.append(follows)
+
+    def allow(self, tokens: int) -> None:
+        """Check, before they are unfolded, that the file justifies a further prompt of so many tokens.
+
+        Raises:
+            TraceError: If it does not.
+        """
+        self._source.allow(self._tokens + tokens)
 
     def hint(
         self,
@@ -118,11 +133,10 @@ class Columns:
         """Note that a request's generated tokens are unknown; the trace then has no output ids at all."""
         self._has_outputs = False
 
-    def trace(self, source: Source, block_size: int, *, from_zero: bool = False) -> Trace:
+    def trace(self, block_size: int, *, from_zero: bool = False) -> Trace:
         """The requests sorted by time; those of equal times in the order in which they were added.
 
         Args:
-            source: The file, for the name.
             block_size: Tokens per block id.
             from_zero: Count time from the first request.
 
@@ -130,13 +144,15 @@ class Columns:
             TraceError: If there is no request.
         """
         if not self._inputs:
-            raise TraceError(f"{source.label}: holds no request; give a file with one JSON object a line")
+            raise TraceError(
+                f"{self._source.label}: holds no request; give a file with one JSON object a line"
+            )
         (tenants, tenant_names), (labels, label_names) = self._numbered("tenants"), self._numbered("labels")
         outputs = self._has_outputs and bool(self.output_ids)
         times = np.frombuffer(self._times, dtype=np.float64)
         think, service = (np.frombuffer(column, dtype=np.float64) for column in (self._think, self._service))
         return Trace(
-            name=source.name,
+            name=self._source.name,
             block_size=block_size,
             timestamps=times - times.min() if from_zero else times,
             input_tokens=_integers(self._inputs),

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costcache.errors import TraceError
-from costcache.sim.paths import page_paths
+from costcache.sim.runs import PageRuns, page_runs
 from costcache.sim.trace import MOST_BLOCK, Trace
 
 __all__ = ["rounded_up", "with_path_ids"]
@@ -51,12 +51,12 @@ def with_path_ids(trace: Trace, block_size: int | None = None) -> Trace:
         ids=ids,
         offsets=np.concatenate(([0], np.cumsum(blocks))).astype(np.int64),
     )
-    paths = page_paths(whole.page_keys(size))
+    runs = page_runs(whole.page_keys(size))
     return replace(
         trace,
         block_size=size,
-        ids=_by_first_use(paths.paths, paths.distinct),
-        offsets=paths.offsets,
+        ids=_by_first_use(runs),
+        offsets=np.concatenate(([0], np.cumsum(blocks * trace.block_size // size))).astype(np.int64),
         output_ids=None,
         output_offsets=None,
     )
@@ -86,9 +86,14 @@ def _filled_up(ids: Int64, blocks: Int64, offsets: Int64, multiple: int) -> tupl
     return result, filled
 
 
-def _by_first_use(numbers: Int64, distinct: int) -> Int64:
-    first = np.empty(distinct, dtype=np.int64)
-    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # with repeated indices, the last assignment counts
-    renumbered = np.empty(distinct, dtype=np.int64)
-    renumbered[np.argsort(first)] = np.arange(distinct)
-    return renumbered[numbers]
+def _by_first_use(runs: PageRuns) -> Int64:
+    """Number the pages in the order of their first use; the ids of all prompts, concatenated."""
+    visited, first = np.unique(runs.visits, return_index=True)
+    order = visited[np.argsort(first)]
+    numbers = np.zeros(runs.lengths.size, np.int64)  # of the first page of each run
+    numbers[order] = np.cumsum(runs.lengths[order]) - runs.lengths[order]
+    lengths = runs.lengths[runs.visits]
+    before = np.cumsum(lengths) - lengths
+    ids = np.repeat(numbers[runs.visits] - before, lengths)
+    ids += np.arange(ids.size)
+    return ids

@@ -15,7 +15,7 @@ import msgspec
 from costcache.errors import TraceError
 from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.columns import Columns
-from costcache.sim.traces.rows import Rows, Tokens, fail, fail_block_size
+from costcache.sim.traces.rows import Milliseconds, Rows, Tokens, fail, fail_block_size
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["read_dynamo"]
 
-_Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 _Hash = Annotated[int, msgspec.Meta(ge=0)]
 _HIGHEST_HASH = 2**64 - 1
 
@@ -36,9 +35,9 @@ class _Replay(msgspec.Struct):
 
 class _Request(msgspec.Struct):
     output_tokens: Tokens
-    request_received_ms: _Milliseconds
+    request_received_ms: Milliseconds
     replay: _Replay
-    total_time_ms: _Milliseconds | None = None
+    total_time_ms: Milliseconds | None = None
 
 
 class _Agent(msgspec.Struct):
@@ -84,7 +83,7 @@ def read_dynamo(source: Source, *, block_size: int | None = None) -> Trace:
     Raises:
         TraceError: If a line is malformed.
     """
-    columns = Columns()
+    columns = Columns(source)
     size = block_size
     ended: dict[str, float] = {}
     for number, row in _ROWS.read(source):
@@ -122,4 +121,4 @@ def read_dynamo(source: Source, *, block_size: int | None = None) -> Trace:
         columns.add(received, tokens, request.output_tokens, session=session, think=think, service=service)
     if size is None:
         raise TraceError(f"{source.label}: holds no request; expected events of type request_end")
-    return columns.trace(source, size, from_zero=True)
+    return columns.trace(size, from_zero=True)

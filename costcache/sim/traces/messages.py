@@ -5,6 +5,10 @@ A line has ``messages``, or a ``body`` with them (a batch file). Optional beside
 API's answer, with ``choices`` and ``usage``. Without a ``response``, a last message of the assistant is the
 answer.
 
+Rows of AIPerf are read too. They have ``text_input`` or ``text`` in place of ``messages``, or beside them
+``output_length`` (tokens of the answer) or ``delay`` (milliseconds since the answer of the session's previous
+request); their ``timestamp`` is in milliseconds.
+
 Messages become text in ChatML: ``<|im_start|>role``, a line break, the content, ``<|im_end|>``, a line break.
 Tools come first, as JSON; tool calls and parts of a content that are not text come after the text, as JSON.
 A served model's own template differs by a few tokens per message. Each content is encoded on its own, so an
@@ -15,37 +19,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from costcache.sim.traces.rows import Rows, Seconds, Tokens, fail
+from costcache.sim.traces.rows import Milliseconds, Rows, Tokens, fail
 from costcache.sim.traces.tokens import TextColumns
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
     from costcache.sim.traces.files import Source
 
-__all__ = ["read_messages"]
+__all__ = ["Message", "pieces", "read_messages", "text_of"]
 
 
 _Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
-class _Message(msgspec.Struct, omit_defaults=True):
+class Message(msgspec.Struct, omit_defaults=True):
+    """A message of a conversation, as in OpenAI's API."""
+
     role: str
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
 class _Body(msgspec.Struct):
-    messages: list[_Message]
+    messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     priority: _Priority | None = None
 
 
 class _Choice(msgspec.Struct):
-    message: _Message
+    message: Message
     finish_reason: str | None = None
 
 
@@ -63,13 +69,23 @@ class _Response(_Completion):
 
 
 class _Line(msgspec.Struct):
-    messages: list[_Message] | None = None
+    messages: list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
     body: _Body | None = None
     response: _Response | None = None
-    timestamp: Seconds | str | None = None
+    timestamp: Milliseconds | str | None = None
     session_id: str | int | None = None
     priority: _Priority | None = None
+    text_input: str | None = None
+    text: str | None = None
+    output_length: Tokens | None = None
+    delay: Milliseconds | None = None
+    message_mode: Literal["history"] | None = None
+
+    @property
+    def milliseconds(self) -> bool:
+        """Whether it is a row of AIPerf, whose times are milliseconds."""
+        return any(x is not None for x in (self.text_input, self.text, self.output_length, self.delay))
 
 
 _TIME = "seconds, 0 or more, or a date and time as 2026-01-31T12:00:00Z"
@@ -89,6 +105,11 @@ _ROWS = Rows(
         "usage": "an object with completion_tokens",
         "completion_tokens": "generated tokens, a whole number, 0 or more",
         "timestamp": _TIME,
+        "text_input": "the prompt, text",
+        "text": "the prompt, text",
+        "output_length": "generated tokens, a whole number, 0 or more",
+        "delay": "milliseconds since the answer before, from 0 to 1e15",
+        "message_mode": "'history', with whole prompts in every line",
         "session_id": "the session's name, text",
         "priority": "a whole number of 32 bits, higher is kept longer",
     },
@@ -110,32 +131,45 @@ def read_messages(source: Source, *, block_size: int | None = None, tokenizer: s
     """
     columns = TextColumns(source, tokenizer, block_size)
     timed: bool | None = None
+    came: dict[str | int, float] = {}  # when each session's last request did
     for number, row in _ROWS.read(source):
         asked = row if row.body is None else row.body
         messages, tools = asked.messages, asked.tools
+        text = row.text_input if row.text_input is not None else row.text
+        if messages is None and text is not None:
+            messages = [Message("user", text)]
         if messages is None:
             fail(source.label, number, "messages", None, "a list of messages, here or in body")
-        if timed is None:
+        seconds = _seconds(source.label, number, row)
+        follows = row.session_id is not None and row.session_id in came
+        if row.delay is not None and row.session_id is not None and row.timestamp is None and follows:
+            seconds = came[row.session_id] + row.delay / 1000.0
+        elif timed is None:
             timed = row.timestamp is not None
-        if timed != (row.timestamp is not None):
+        elif timed != (row.timestamp is not None):
             fail(source.label, number, "timestamp", row.timestamp, "a time in every line or in none")
+        if row.session_id is not None:
+            came[row.session_id] = seconds
         answer, finish, tokens = _answer(row.response)
+        tokens = row.output_length if tokens is None else tokens
         if row.response is None and messages and messages[-1].role == "assistant":
             messages, answer = messages[:-1], messages[-1]
-        prompt = [*_tools(tools), *(piece for message in messages for piece in _pieces(message))]
+        prompt = [*_tools(tools), *(piece for message in messages for piece in pieces(message))]
         columns.add(
-            _seconds(source.label, number, row.timestamp),
+            seconds,
             [*prompt, "<|im_start|>assistant\n"],
-            [_text(answer), "<|im_end|>"] if answer is not None else [],
+            [text_of(answer), "<|im_end|>"] if answer is not None else [],
             output_tokens=tokens if answer is None else None,
             session=row.session_id,
             finish=finish,
             priority=asked.priority or 0,
+            think=None if row.delay is None else row.delay / 1000.0,
         )
+    source.timed = bool(timed)
     return columns.trace(from_zero=True)
 
 
-def _answer(response: _Response | None) -> tuple[_Message | None, str | None, int | None]:
+def _answer(response: _Response | None) -> tuple[Message | None, str | None, int | None]:
     """The answer, its stop reason, and the server's count of its tokens."""
     if response is None:
         return None, None, None
@@ -147,9 +181,10 @@ def _answer(response: _Response | None) -> tuple[_Message | None, str | None, in
     return choice.message, choice.finish_reason, tokens
 
 
-def _seconds(label: str, number: int, value: float | str | None) -> float:
+def _seconds(label: str, number: int, row: _Line) -> float:
+    value = row.timestamp
     if not isinstance(value, str):
-        return value or 0.0
+        return (value or 0.0) / (1000.0 if row.milliseconds else 1.0)
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
@@ -157,9 +192,10 @@ def _seconds(label: str, number: int, value: float | str | None) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _pieces(message: _Message) -> Iterator[str]:
+def pieces(message: Message) -> Iterator[str]:
+    """The text of a message in a prompt, in pieces that are encoded one by one."""
     yield f"<|im_start|>{message.role}\n"
-    yield _text(message)
+    yield text_of(message)
     yield "<|im_end|>"
     yield "\n"
 
@@ -168,7 +204,8 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[str]:
     return [_json(tools), "\n"] if tools else []
 
 
-def _text(message: _Message) -> str:
+def text_of(message: Message) -> str:
+    """The text of a message's content; what is not text as JSON."""
     content = message.content
     parts = [content] if isinstance(content, str) else []
     if isinstance(content, list):

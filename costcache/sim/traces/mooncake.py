@@ -2,7 +2,9 @@
 
 Fields: ``timestamp`` (milliseconds), ``input_length``, ``output_length`` (tokens), ``hash_ids``
 (one per block, the partial last one included, so ``ceil(input_length / block_size)``). Blocks
-are of 512 tokens unless the caller or a field ``block_size`` of the lines says otherwise. Lines of ours may
+are of 512 tokens unless the caller or a field ``block_size`` of the lines says otherwise. Lines of Dynamo
+and AIPerf may have ``session_id`` and, in place of the timestamp of a session's later requests, ``delay``
+(milliseconds since the answer before); sessions without any timestamp have no clock. Lines of ours may
 also have ``finish_reason``, and what clients say: ``session_id``, ``tenant``, ``priority``, and the hints
 ``session_ends``, ``returns_after`` and ``keep_seconds``. Other fields are ignored. Source:
 github.com/kvcache-ai/Mooncake, FAST25-release/traces.
@@ -20,7 +22,7 @@ from costcache.sim.requests import RequestInfos
 from costcache.sim.trace import HINTS, MOST_BLOCK
 from costcache.sim.traces.columns import Columns
 from costcache.sim.traces.files import open_output
-from costcache.sim.traces.rows import MOST_TOKENS, Rows, Seconds, Tokens, fail, fail_block_size
+from costcache.sim.traces.rows import MOST_TOKENS, Milliseconds, Rows, Seconds, Tokens, fail, fail_block_size
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
@@ -33,15 +35,16 @@ DEFAULT_BLOCK_SIZE = 512
 
 _HIGHEST_INT64 = 2**63 - 1
 _LOWEST_ID, _HIGHEST_ID = -(2**63), 2**64 - 1
-_LATEST = 1e15  # milliseconds
+_TIME = "milliseconds from the start, from 0 to 1e+15"
 _COMMON_BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
 
 class _Line(msgspec.Struct, gc=False):
-    timestamp: Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
     input_length: Tokens
     output_length: Tokens
     hash_ids: list[int]
+    timestamp: Milliseconds | msgspec.UnsetType = msgspec.UNSET
+    delay: Milliseconds | None = None
     block_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_BLOCK)] | None = None
     finish_reason: str | None = None
     session_id: str | int | None = None
@@ -69,7 +72,7 @@ class _Output(msgspec.Struct, gc=False, omit_defaults=True):
 _ROWS = Rows(
     _Line,
     {
-        "timestamp": f"milliseconds from the start, from 0 to {_LATEST:.0e}",
+        "timestamp": _TIME,
         "input_length": f"tokens of the prompt, a whole number from 0 to {MOST_TOKENS}",
         "output_length": f"generated tokens, a whole number from 0 to {MOST_TOKENS}",
         "hash_ids": "a list of whole numbers",
@@ -77,6 +80,7 @@ _ROWS = Rows(
         "block_size": f"tokens per hash id, a whole number from 1 to {MOST_BLOCK}",
         "finish_reason": "the stop reason, text",
         "session_id": "the session's name, text",
+        "delay": "milliseconds since the answer before, from 0 to 1e+15",
         "tenant": "the tenant's name, text",
         "priority": "a whole number; higher is kept longer",
         "session_ends": "true or false",
@@ -98,9 +102,11 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
             values.
     """
     label = source.label
-    columns = Columns()
+    columns = Columns(source)
     size = block_size
     wrapped = 0
+    timed: bool | None = None
+    came: dict[str | int, float] = {}  # when each session's last request did
     for number, row in _ROWS.read(source):
         if row.block_size is not None and row.block_size != size:
             if size is not None:
@@ -117,11 +123,25 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
         except OverflowError:
             wrapped += sum(i > _HIGHEST_INT64 for i in row.hash_ids)
             columns.ids.fromlist(_wrap(label, number, row.hash_ids))
+        milliseconds = None if row.timestamp is msgspec.UNSET else row.timestamp
+        if milliseconds is None and row.delay is not None and row.session_id in came:
+            milliseconds = came[row.session_id] + row.delay
+        else:
+            if timed is None:
+                timed = milliseconds is not None or (row.session_id is None and row.delay is None)
+            if timed and milliseconds is None:
+                raise TraceError(f"{label}, line {number}: timestamp is missing; expected {_TIME}")
+            if not timed and milliseconds is not None:
+                fail(label, number, "timestamp", milliseconds, "none, as in the lines before")
+            milliseconds = milliseconds or 0.0
+        if row.session_id is not None:
+            came[row.session_id] = milliseconds
         columns.add(
-            row.timestamp / 1000.0,
+            milliseconds / 1000.0,
             row.input_length,
             row.output_length,
             session=row.session_id,
+            think=None if row.delay is None else row.delay / 1000.0,
             finish=row.finish_reason,
             priority=row.priority,
         )
@@ -132,7 +152,8 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
             keep_seconds=row.keep_seconds,
         )
     columns.names_sessions = True
-    trace = columns.trace(source, size or DEFAULT_BLOCK_SIZE)
+    source.timed = timed
+    trace = columns.trace(size or DEFAULT_BLOCK_SIZE)
     if wrapped and int((trace.ids < 0).sum()) > wrapped:
         raise TraceError(
             f"{label}: hash_ids mixes negative ids with ids of 2**63 and more, which 64 bits "

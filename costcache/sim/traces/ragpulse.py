@@ -21,7 +21,7 @@ import msgspec
 
 from costcache.errors import TraceError
 from costcache.sim.traces.columns import Columns
-from costcache.sim.traces.files import read_lines
+from costcache.sim.traces.files import open_source
 from costcache.sim.traces.rows import BlockId, PieceTokens, Rows, Tokens, fail
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def read_ragpulse(source: Source, *, block_size: int | None = None) -> Trace:
             f"{source.label}: block size is {block_size}; chunks have any length, so give 1 or none"
         )
     tables = _tables(source)
-    columns = Columns()
+    columns = Columns(source)
     for number, row in _ROWS.read(source):
         tokens = 0
         for part, chunks in row.hash_ids.items():
@@ -103,11 +103,12 @@ def read_ragpulse(source: Source, *, block_size: int | None = None) -> Trace:
                         chunk,
                         f"an id of the table {_TABLES[part][0]}",
                     )
-                columns.ids.extend(units)
                 tokens += len(units)
+                columns.allow(tokens)
+                columns.ids.extend(units)
         seconds = _seconds(source.label, number, row.timestamp)
         columns.add(seconds, tokens, row.output_length, session=row.session_id)
-    return columns.trace(source, 1)
+    return columns.trace(1)
 
 
 def _seconds(label: str, number: int, text: str | float) -> float:
@@ -127,9 +128,12 @@ def _tables(source: Source) -> dict[str, _Chunks]:
     for part, (name, field) in _TABLES.items():
         path = str(_beside(source, name))
         tables[part] = chunks = {}
-        for chunk, tokens in _lengths(path, field):
-            chunks[chunk] = array("q", range(taken, taken + tokens))
-            taken += tokens
+        before = taken
+        with open_source(path, limits=source.limits) as table:
+            for chunk, tokens in _lengths(table, field):
+                table.allow(taken + tokens - before)
+                chunks[chunk] = array("q", range(taken, taken + tokens))
+                taken += tokens
     return tables
 
 
@@ -151,7 +155,7 @@ def _beside(source: Source, table: str) -> Path:
     )
 
 
-def _lengths(path: str, field: str) -> Iterator[tuple[int, int]]:
+def _lengths(table: Source, field: str) -> Iterator[tuple[int, int]]:
     """The chunks of a table and their tokens."""
     kind: Any = msgspec.defstruct(
         "_Chunk", [("chunk", BlockId), ("token_length", PieceTokens)], rename={"chunk": field}
@@ -160,6 +164,5 @@ def _lengths(path: str, field: str) -> Iterator[tuple[int, int]]:
         kind,
         {field: "a chunk's id, a whole number", "token_length": "its tokens, a whole number from 0 to 2**22"},
     )
-    for number, line in read_lines(path):
-        row = rows.decode(path, number, line)
+    for _, row in rows.read(table):
         yield row.chunk, row.token_length

@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 
 from costcache.errors import TraceError
 from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.arrivals import DEFAULT_ARRIVALS, Arrivals, at_times
 from costcache.sim.traces.azure import HEADER, read_arrivals
 from costcache.sim.traces.files import Progress, Source, open_source
-from costcache.sim.traces.rows import NOT_JSON, fail
+from costcache.sim.traces.limits import Limits
+from costcache.sim.traces.rows import MOST_SHOWN, NOT_JSON, fail
 
 if TYPE_CHECKING:
     from costcache.sim.trace import Trace
@@ -24,6 +26,7 @@ __all__ = ["FORMATS", "Format", "Reading", "load_trace", "read_trace"]
 
 _TAR = slice(257, 262), b"ustar"
 _LFS = b"version https://git-lfs"
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,21 @@ class Reading:
     Args:
         block_size: Tokens per block id if the file does not say; None for the format's default.
         tokenizer: Name or path of a tokenizer, for files of text.
+        limits: Bounds of the file.
     """
 
     block_size: int | None = None
     tokenizer: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def _is_object(value: msgspec.Raw | None) -> bool:
+    return value is not None and bytes(value).startswith(b"{")
+
+
+def _of_objects(value: msgspec.Raw) -> bool:
+    """Whether a list begins with an object."""
+    return bytes(value)[1:].lstrip().startswith(b"{")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +61,12 @@ class Format:
         name: Name of the format.
         claims: Whether a file is of this format, given the fields of its first line.
         clock: Whether requests have times on one clock; otherwise sessions get arrivals. None if times are
-            optional: there is no clock if all are 0.
+            optional: then the reader says (``Source.timed``).
         text: Whether it holds text, and needs a tokenizer.
     """
 
     name: str
-    claims: Callable[[Mapping[str, Any]], bool]
+    claims: Callable[[Mapping[str, msgspec.Raw]], bool]
     clock: bool | None = True
     text: bool = False
 
@@ -70,16 +84,26 @@ class Format:
         return trace
 
 
-MOONCAKE = Format("mooncake", lambda row: bool({"hash_ids", "input_length"} & row.keys()))
+MOONCAKE = Format("mooncake", lambda row: bool({"hash_ids", "input_length"} & row.keys()), clock=None)
 # An archive, detected from its first bytes.
 FEW_SHOT = Format("few_shot", lambda row: False, clock=False, text=True)  # noqa: ARG005 # the signature of the others
 FORMATS = (
-    Format("ragpulse", lambda row: isinstance(row.get("hash_ids"), dict)),
+    Format("ragpulse", lambda row: _is_object(row.get("hash_ids"))),
     Format("bailian", lambda row: {"chat_id", "hash_ids"} <= row.keys()),
     Format("weka", lambda row: {"hash_id_scope", "requests"} <= row.keys(), clock=False),
-    Format("dynamo", lambda row: isinstance(row.get("event"), dict)),
-    Format("sharegpt", lambda row: "turns" in row, clock=False),
-    Format("messages", lambda row: bool({"messages", "body"} & row.keys()), clock=None, text=True),
+    Format("dynamo", lambda row: _is_object(row.get("event"))),
+    Format("sharegpt", lambda row: "turns" in row and not _of_objects(row["turns"]), clock=False),
+    Format(
+        "conversations", lambda row: bool({"traj", "conversations", "turns"} & row.keys()), None, text=True
+    ),
+    Format(
+        "messages",
+        lambda row: (
+            bool({"messages", "body", "text_input"} & row.keys()) or ("text" in row and "input" not in row)
+        ),
+        clock=None,
+        text=True,
+    ),
     Format("lmcache", lambda row: {"input", "output"} <= row.keys(), text=True),
     FEW_SHOT,
     MOONCAKE,
@@ -92,10 +116,12 @@ def load_trace(
     block_size: int | None = None,
     *,
     arrivals: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     gaps: Literal["answers", "recorded"] = "answers",
     retime: str | os.PathLike[str] | None = None,
+    think: float | None = None,
     tokenizer: str | None = None,
+    limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Trace:
     """Read a trace file of any format, plain, gzip or xz; ``-`` is standard input.
@@ -108,26 +134,30 @@ def load_trace(
         arrivals: The process that starts sessions: ``uniform:6h``, ``poisson:0.05`` or ``even:0.25``
             (sessions per second), or ``together``; see :class:`~costcache.sim.traces.arrivals.Arrivals`.
             None for the trace's own clock, and ``uniform:6h`` if it has none.
-        seed: Seed of the arrivals.
+        seed: Seed of the arrivals, for processes that draw random numbers; 0 if None.
         gaps: The time between the requests of a session that gets an arrival: ``answers``, the recorded
             service time plus the think time, or ``recorded``, by the session's own clock.
         retime: An Azure CSV whose arrival times the requests get, in order.
+        think: Seconds from the answer to a request to the session's next one, for a trace that records
+            neither times nor think times; None for 0.
         tokenizer: For files of text: ``words``, ``bytes``, or the path of a ``tokenizer.json`` or its
             folder (with the extra ``tokenizer``).
+        limits: Bounds of the file: its longest line, and what its bytes may unfold into.
         progress: Called now and then with bytes read and total bytes (None if unknown).
 
     Raises:
         TraceError: If the file cannot be read, is of no known format, has no requests, or a line is
-            malformed (names the file, the line, the field, its value and the valid values); or an option
-            is wrong.
+            malformed (names the file, the line, the field, its value and the valid values); if the file
+            exceeds its limits; or an option is wrong.
     """
     return read_trace(
         path,
-        Reading(block_size, tokenizer),
+        Reading(block_size, tokenizer, limits or Limits()),
         arrivals=arrivals,
         seed=seed,
         gaps=gaps,
         retime=retime,
+        think=think,
         progress=progress,
     )[0]
 
@@ -137,9 +167,10 @@ def read_trace(
     reading: Reading | None = None,
     *,
     arrivals: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     gaps: Literal["answers", "recorded"] = "answers",
     retime: str | os.PathLike[str] | None = None,
+    think: float | None = None,
     progress: Progress | None = None,
 ) -> tuple[Trace, Format]:
     """Read a trace file as :func:`load_trace` does; returns the trace and its format.
@@ -150,23 +181,47 @@ def read_trace(
     reading = reading or Reading()
     if reading.block_size is not None and not 1 <= reading.block_size <= MOST_BLOCK:
         raise TraceError(f"block size is {reading.block_size}; give 1 to {MOST_BLOCK:,} tokens")
-    if seed < 0:
+    if seed is not None and seed < 0:
         raise TraceError(f"seed is {seed}; give 0 or more")
     if arrivals is not None and retime is not None:
         raise TraceError(f"arrivals {arrivals!r} and times from {retime}: give one of them")
     process = Arrivals.parse(arrivals) if arrivals is not None else None
-    times = read_arrivals(retime) if retime is not None else None
-    with open_source(path, progress) as source:
+    if seed is not None and process is not None and not process.random:
+        raise TraceError(
+            f"seed is {seed}, and arrivals {arrivals!r} draw no random numbers; leave the seed out"
+        )
+    if think is not None and retime is not None:
+        raise TraceError(f"think is {think:g}, and times are those of {retime}: give one of them")
+    times = read_arrivals(retime, reading.limits) if retime is not None else None
+    with open_source(path, progress, reading.limits) as source:
         found = detect(source)
         trace = found.read(source, reading)
-    clock = bool(trace.timestamps.any()) if found.clock is None else found.clock
+    clock = bool(source.timed) if found.clock is None else found.clock
+    if think is not None:
+        trace = _with_think_time(trace, think, clock=clock)
     if process is None and not clock and times is None:
         process = DEFAULT_ARRIVALS
     if process is not None:
-        trace = process.spread(trace, seed, clock=clock, recorded=gaps == "recorded")
+        trace = process.spread(trace, seed or 0, clock=clock, recorded=gaps == "recorded")
     if times is not None:
         trace = at_times(trace, times)
     return trace, found
+
+
+def _with_think_time(trace: Trace, seconds: float, *, clock: bool) -> Trace:
+    """Put ``seconds`` between the requests of a session.
+
+    Raises:
+        TraceError: If the trace has times or think times of its own, or no sessions.
+    """
+    if clock or trace.think_seconds is not None:
+        recorded = "think times" if trace.think_seconds is not None else "the times of requests"
+        raise TraceError(f"{trace.name}: records {recorded}, so think {seconds:g} cannot apply; leave it out")
+    if trace.sessions is None:
+        raise TraceError(
+            f"{trace.name}: records no sessions, so think {seconds:g} cannot apply; leave it out"
+        )
+    return replace(trace, think_seconds=np.where(trace.predecessors() >= 0, seconds, 0.0))
 
 
 def detect(source: Source) -> Format:
@@ -188,13 +243,17 @@ def detect(source: Source) -> Format:
             f"{source.label}: is a Git LFS pointer and not the data; fetch it with `git lfs pull`"
         )
     try:
-        row = msgspec.json.decode(line)
+        row = _FIELDS.decode(line)  # the values as they are: unfolded, they could take 20 times the memory
     except NOT_JSON:
         return MOONCAKE  # its reader explains the error
-    if not isinstance(row, dict):
-        return MOONCAKE
     found = next((known for known in FORMATS if known.claims(row)), None)
     if found is not None:
         return found
     names = ", ".join(known.name for known in FORMATS)
-    return fail(source.label, source.number, "the line", row, f"the fields of a known format ({names})")
+    values: Any = dict.fromkeys(row, "...")
+    if len(line) <= MOST_SHOWN:
+        try:
+            values = msgspec.json.decode(line)
+        except NOT_JSON:
+            return MOONCAKE  # as above
+    return fail(source.label, source.number, "the line", values, f"the fields of a known format ({names})")

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from costcache.sim.traces.files import Source
 
 __all__ = [
+    "MOST_SHOWN",
     "MOST_TOKENS",
     "NOT_JSON",
     "BlockId",
+    "Milliseconds",
     "PieceTokens",
     "Rows",
     "Seconds",
@@ -36,10 +38,13 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 # Lengths that are expanded into ids: a damaged one must not exhaust the memory.
 PieceTokens = Annotated[int, msgspec.Meta(ge=0, le=2**22)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 T = TypeVar("T")
 
+MOST_SHOWN = 1 << 20
+"""Bytes of the longest line whose values an error shows: as objects they may take 20 times as much."""
 _SHOWN = 80
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
@@ -85,7 +90,11 @@ class Rows(Generic[T]):
     def _explain(self, label: str, number: int, line: bytes, error: Exception) -> NoReturn:
         where = f"{label}, line {number}"
         try:
-            row = msgspec.json.decode(line)
+            if len(line) <= MOST_SHOWN:
+                row = msgspec.json.decode(line)
+            else:
+                msgspec.json.decode(line, type=msgspec.Raw)
+                row = _Unshown()
         except NOT_JSON:
             _not_json(label, number, line, error)
         text, _, path = str(error).partition(" - at `$")
@@ -108,6 +117,13 @@ class Rows(Generic[T]):
             if name in self._expected:
                 return self._expected[name]
         return text.replace("`", "").removeprefix("Expected ") or "a value"
+
+
+class _Unshown:
+    """Stands for a value of a long line."""
+
+    def __repr__(self) -> str:
+        return "(in a line too long to show)"
 
 
 def fail(

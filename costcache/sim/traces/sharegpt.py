@@ -57,12 +57,13 @@ def read_sharegpt(source: Source, *, block_size: int | None = None) -> Trace:
         TraceError: If a line is malformed.
     """
     size = block_size or _BLOCK_SIZE
-    columns = Columns()
+    columns = Columns(source)
     first = 0  # the first id of the conversation
     for number, row in _ROWS.read(source):
         tokens, blanks = 0, 0
         for speaker, length, words in row.turns:
             if speaker in _ASSISTANT and tokens:
+                columns.allow(tokens + length)
                 columns.ids.extend(range(first, first - -tokens // size))
                 columns.output_ids.extend(range(first + tokens // size, first - -(tokens + length) // size))
                 columns.add(0.0, tokens, length, session=number, think=blanks * _SECONDS_PER_WORD)
@@ -71,4 +72,4 @@ def read_sharegpt(source: Source, *, block_size: int | None = None) -> Trace:
                 blanks += words
             tokens += length
         first -= -tokens // size
-    return columns.trace(source, size)
+    return columns.trace(size)

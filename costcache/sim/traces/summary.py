@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costcache.sim.paths import page_paths
 from costcache.sim.reuse import previous_use
+from costcache.sim.runs import page_runs
 from costcache.sim.trace import Trace
 
 __all__ = ["DepthBin", "IntervalBin", "TraceSummary", "ideal_with_outputs", "summarize"]
@@ -97,12 +97,11 @@ def summarize(trace: Trace, page_size: int) -> TraceSummary:
     Raises:
         TraceError: If ``page_size`` is under 1.
     """
-    paths = page_paths(trace.page_keys(page_size))
-    counts = np.diff(paths.offsets)
-    previous = previous_use(paths.paths)
+    runs = page_runs(trace.page_keys(page_size))
+    previous = previous_use(runs.visits)
     again = np.flatnonzero(previous >= 0)
-    times = np.repeat(trace.timestamps, counts)
-    depths = (np.arange(len(paths.paths)) - np.repeat(paths.offsets[:-1], counts)) * page_size
+    times = trace.timestamps[runs.requests]
+    lengths = runs.lengths[runs.visits]
     total = int(trace.input_tokens.sum())
     finish = {}
     if trace.finish is not None:
@@ -118,12 +117,12 @@ def summarize(trace: Trace, page_size: int) -> TraceSummary:
         duration_seconds=float(np.ptp(trace.timestamps)) if len(trace) else 0.0,
         block_size=trace.block_size,
         page_size=page_size,
-        pages=len(paths.paths),
-        distinct_pages=paths.distinct,
-        ideal_token_hit_rate=len(again) * page_size / total if total else 0.0,
+        pages=int(lengths.sum()),
+        distinct_pages=runs.distinct,
+        ideal_token_hit_rate=int(lengths[again].sum()) * page_size / total if total else 0.0,
         ideal_with_outputs=ideal_with_outputs(trace, page_size),
-        reuse_intervals=_intervals(times[again] - times[previous[again]]),
-        depths=_depths(depths, depths[again], page_size),
+        reuse_intervals=_intervals(times[again] - times[previous[again]], lengths[again]),
+        depths=_depths(runs.ends[runs.visits] - lengths, runs.ends[runs.visits], again, page_size),
         finish=finish,
     )
 
@@ -152,33 +151,38 @@ def ideal_with_outputs(trace: Trace, page_size: int) -> float | None:
         ids=np.concatenate((trace.ids, after.ids)),
         offsets=np.concatenate((trace.offsets, after.offsets[1:] + len(trace.ids))),
     ).take(twice)
-    paths = page_paths(both.page_keys(page_size))
-    prompts = np.repeat(np.arange(2 * requests) % 2 == 0, np.diff(paths.offsets))
-    found = int(np.count_nonzero(previous_use(paths.paths)[prompts] >= 0))
+    runs = page_runs(both.page_keys(page_size))
+    again = (previous_use(runs.visits) >= 0) & (runs.requests % 2 == 0)
+    found = int(runs.lengths[runs.visits[again]].sum())
     total = int(trace.input_tokens.sum())
     return found * page_size / total if total else 0.0
 
 
-def _intervals(seconds: Float64) -> tuple[IntervalBin, ...]:
+def _intervals(seconds: Float64, pages: Int64) -> tuple[IntervalBin, ...]:
     """Bins: under a second, then in powers of two, up to the longest interval."""
     exponents = np.zeros(len(seconds), dtype=np.int64)
     longer = seconds >= 1.0
     exponents[longer] = np.floor(np.log2(seconds[longer])).astype(np.int64) + 1
-    counts = np.bincount(exponents).tolist() if len(seconds) else []
+    counts = np.bincount(exponents, pages).astype(np.int64).tolist() if len(seconds) else []
     return tuple(
         IntervalBin(0.0 if k == 0 else 2.0 ** (k - 1), 2.0**k, count) for k, count in enumerate(counts)
     )
 
 
-def _depths(depths: Int64, found: Int64, page_size: int) -> tuple[DepthBin, ...]:
-    """Bins: the first page, then in powers of two of pages."""
-    if not len(depths):
-        return ()
-    edges = [0, page_size]
-    while edges[-1] <= int(depths.max()):
-        edges.append(edges[-1] * 2)
-    pages, hits = (np.histogram(column, edges)[0].tolist() for column in (depths, found))
-    return tuple(
-        DepthBin(start, stop, asked, hit)
-        for start, stop, asked, hit in zip(edges, edges[1:], pages, hits, strict=False)
-    )
+def _depths(starts: Int64, ends: Int64, again: Int64, page_size: int) -> tuple[DepthBin, ...]:
+    """Bins of stretches of pages: the first page, then in powers of two of pages.
+
+    Args:
+        starts: Pages before each stretch.
+        ends: Pages to its end.
+        again: The stretches that were used before.
+        page_size: Tokens per page.
+    """
+    bins: list[DepthBin] = []
+    low, high, deepest = 0, 1, int(ends.max(initial=0))
+    while low < deepest:
+        pages = np.maximum(np.minimum(ends, high) - np.maximum(starts, low), 0)
+        found = int(pages[again].sum())
+        bins.append(DepthBin(low * page_size, high * page_size, int(pages.sum()), found))
+        low, high = high, high * 2
+    return tuple(bins)

@@ -95,8 +95,7 @@ class TextColumns:
     """
 
     def __init__(self, source: Source, tokenizer: str | None, block_size: int | None) -> None:
-        self.columns = Columns()
-        self._source = source
+        self.columns = Columns(source)
         self._encode = lru_cache(_CACHED_TEXTS)(load_tokenizer(tokenizer, source.label))
         self._size = block_size or 1
         self._names: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -111,6 +110,7 @@ class TextColumns:
         session: object = None,
         finish: str | None = None,
         priority: int = 0,
+        think: float | None = None,
     ) -> None:
         """Add a request.
 
@@ -122,10 +122,12 @@ class TextColumns:
             session: Key of its session; None if it has none.
             finish: The stop reason.
             priority: Higher is kept longer.
+            think: Seconds since the answer of its predecessor; None if unknown.
         """
         tokens = list(itertools.chain.from_iterable(map(self._encode, prompt)))
         answer = list(itertools.chain.from_iterable(map(self._encode, output)))
         columns = self.columns
+        columns.allow(len(tokens))
         columns.ids.extend(self._blocks(tokens))
         if output_tokens is None:
             output_tokens = len(answer)
@@ -133,7 +135,15 @@ class TextColumns:
             columns.output_ids.extend(self._blocks(tokens + answer)[len(tokens) // self._size :])
         else:
             self.columns.no_outputs()
-        columns.add(seconds, len(tokens), output_tokens, session=session, finish=finish, priority=priority)
+        columns.add(
+            seconds,
+            len(tokens),
+            output_tokens,
+            session=session,
+            finish=finish,
+            priority=priority,
+            think=think,
+        )
 
     def trace(self, *, from_zero: bool = False) -> Trace:
         """The requests sorted by time.
@@ -141,7 +151,7 @@ class TextColumns:
         Raises:
             TraceError: If there is no request.
         """
-        return self.columns.trace(self._source, self._size, from_zero=from_zero)
+        return self.columns.trace(self._size, from_zero=from_zero)
 
     def _blocks(self, tokens: list[int]) -> list[int]:
         if self._size == 1:

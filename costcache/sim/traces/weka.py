@@ -105,7 +105,7 @@ def read_weka(source: Source, *, block_size: int | None = None, duplicates: bool
     Raises:
         TraceError: If a line is malformed.
     """
-    columns = Columns()
+    columns = Columns(source)
     size = block_size
     local_ids = 0
     for number, session in _ROWS.read(source):
@@ -145,7 +145,7 @@ def read_weka(source: Source, *, block_size: int | None = None, duplicates: bool
             )
     if size is None or not len(columns):
         raise TraceError(f"{source.label}: holds no request; give a file with one session a line")
-    return columns.trace(source, size)
+    return columns.trace(size)
 
 
 class _Turn(NamedTuple):

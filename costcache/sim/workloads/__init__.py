@@ -7,6 +7,7 @@ Equal settings give equal requests.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,11 @@ def _workload(name: str) -> Workload:
     try:
         return WORKLOADS[name]
     except KeyError:
-        raise SettingsError(f"there is no workload {name!r}; choose one of {', '.join(WORKLOADS)}") from None
+        close = difflib.get_close_matches(name, WORKLOADS, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise SettingsError(
+            f"there is no workload {name!r}; {hint}choose one of {', '.join(WORKLOADS)}"
+        ) from None
 
 
 def _merge(values: dict[str, Any], path: list[str], value: object, where: str) -> None:
