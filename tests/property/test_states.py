@@ -198,7 +198,7 @@ def test_dead_leaves_go_before_all_others_and_the_oldest_first(make: Callable[[]
     server.serve([4], False)
     gone: list[NodeRecord] = []
     while made.pool.live:
-        victim = made.pool.next_victim()
+        victim = made.pool.next_victim({})
         assert victim is not None
         gone.append(victim.record)
         assert made.pool.take(victim, 1) != Refused.NOT_A_LEAF
@@ -251,7 +251,7 @@ def test_hazard_tells_a_chat_that_has_gone_on_from_a_prompt_that_is_new() -> Non
     asked_once = {node.serial for node in tree.walk() if node.state is not None and not node.depth}
     asked_once -= {node.serial for node in tree.walk() if node.children}
     assert len(asked_once) > 1
-    while (victim := states.next_victim()) is not None and victim.record is not newest:
+    while (victim := states.next_victim({})) is not None and victim.record is not newest:
         asked_once.discard(victim.record.serial)
         assert states.take(victim, 1) == 1
     assert victim is not None
@@ -288,7 +288,7 @@ def test_hazard_estimates_a_new_class_when_states_are_ranked_next() -> None:
         for first in range(2):
             for turn in range(turns, turns + 3):
                 server.serve([first, *range(10, 10 + turn)], False)
-        made.pools["state"].next_victim()
+        made.pools["state"].next_victim({})
         classes = order.snapshot().classes
         assert all(each.shares for each in classes)
         assert len(classes) > turns
