@@ -19,7 +19,7 @@ from costcache.radix.node import shared_pages
 from costcache.records import Action, NodeRecord, RequestRecord, Victim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from costcache.binding import Binding
     from costcache.pool import Pool
@@ -107,6 +107,7 @@ class Runs:
     Attributes:
         pool: The pool.
         size: Tokens per block.
+        evict: The pool's method, or what measures it.
         taken: Blocks taken out of the free list so far; the caller of :meth:`victims` empties it before.
         lost: Blocks that lost their contents while they were in use: their numbers in their prompts, by id.
     """
@@ -129,6 +130,7 @@ class Runs:
         self._held: dict[Held, None] = {}  # a set in order
         self._first: dict[int, Run] = {}  # runs by the id of their first block
         self.pool: Pool = binding.pool("kv", self.take, capacity=(len(vllm.blocks) - 1) * self.size)
+        self.evict: Callable[[int], Any] = self.pool.evict
 
     def _run_of(self, blocks: Sequence[Any], at: int, *, found: bool = False) -> Run | None:
         """The run that has a block of a request; None if no run has it.
@@ -302,7 +304,7 @@ class Runs:
             taken += self._adapter.first(empty)
         if empty < count:
             pool.reserved = max(0, pool.capacity - pool.pinned - queue.num_free_blocks * size)
-            pool.evict((count - empty) * size)
+            self.evict((count - empty) * size)
             while len(taken) < count:  # something else than a request holds what follows, or it goes last
                 block = self._adapter.first(1)[0]
                 taken.append(block)

@@ -29,6 +29,7 @@ class Fuzz:
         self.requests: dict[str, list[Any]] = {}
         self.waiting: list[str] = []
         self.counts: dict[str, int] = {}
+        self.compared = 0  # blocks that were handed out
         size = servers[0].size
         self.heads = [self.words(size * rng.randrange(1, 20)) for _ in range(10)]
         self.history: list[list[int]] = []  # what was answered, to go on from
@@ -71,6 +72,7 @@ class Fuzz:
     def _each(self, name: str, act: Any) -> Any:
         results = [act(s, request) for s, request in zip(self.servers, self.requests[name], strict=True)]
         assert all(result == results[0] for result in results), results
+        self.compared += len(results[0] or ())
         return results[0]
 
     def _prompt(self) -> list[int]:
