@@ -4,10 +4,10 @@
 
 Two managers get the same requests, one of them with vLLM's own order and one with our ``lru``: chunked
 prompts, answers, copies of prefixes, preemption, aborts, deferred frees and resets. Every block that one
-hands out is compared with the other's. For other policies there is nothing to compare: one manager has blocks that
-lose their contents, connectors that hold some, and more resets, too, and it is checked that none is lost and
-that each record is what vLLM has. In half of the pools the first eight bytes of all hashes are the same, by
-which costcache tells evicted prefixes apart. Needs vLLM's classes, no accelerator. One process; 100,000
+hands out is compared with the other's. For other policies there is nothing to compare: one manager has blocks
+that lose their contents, connectors that hold some, and more resets, too, and it is checked that none is lost
+and that each record is what vLLM has. In half of the pools the first eight bytes of all hashes are the same,
+by which costcache tells evicted prefixes apart. Needs vLLM's classes, no accelerator. One process; 100,000
 requests of one policy take four minutes.
 """
 
@@ -104,8 +104,8 @@ def main() -> None:
     print(
         f"costcache {described()}, vLLM {vllm.__version__}; {time.perf_counter() - began:,.0f} s in one "
         f"process, load {load():.1f} at the end. Pools of {options.blocks} blocks of 16 tokens, begun anew "
-        f"every {PART:,} requests, every other one with deferred\nfrees. In half of them the first eight bytes of "
-        "all hashes are the same.\n"
+        f"every {PART:,} requests, every other one with deferred\nfrees. In half of them the first eight "
+        "bytes of all hashes are the same.\n"
     )
     table(["policy", *headings], rows)
     print(
