@@ -110,6 +110,8 @@ class Runs:
         evict: The pool's method, or what measures it.
         taken: Blocks taken out of the free list so far; the caller of :meth:`victims` empties it before.
         lost: Blocks that lost their contents while they were in use: their numbers in their prompts, by id.
+        stray: Blocks of no run that a connector still holds, by id: what they follow is gone, but they keep
+            their hash for as long as they are held, since the connector looks at it.
     """
 
     def __init__(self, binding: Binding, vllm: Any, blocks: Blocks) -> None:
@@ -123,6 +125,7 @@ class Runs:
         self.size = binding.page_size
         self.taken: list[Any] = []
         self.lost: dict[int, int] = {}
+        self.stray: dict[int, Any] = {}
         self._step = binding.trim_step()
         self._vllm = vllm
         self._adapter = blocks
@@ -411,8 +414,18 @@ class Runs:
                 keep = at - run.depth // self.size if record is run else 0
                 gone += record.blocks[keep:]
                 self._drop_tail(record, keep)
-        self._adapter.discard([each for each in gone if each is not block])
+        self.stray |= {each.block_id: each for each in gone if each.ref_cnt}
+        self._adapter.discard([each for each in gone if not each.ref_cnt and each is not block])
         return True
+
+    def gather(self, blocks: Sequence[Any]) -> None:
+        """Stray blocks among these were let go: nobody can find them, unless a request has in between."""
+        for block in blocks:
+            if block.ref_cnt or self.stray.pop(block.block_id, None) is None:
+                continue
+            tokens = block.block_hash_num_tokens
+            if tokens is not None and self._search(block, tokens // self.size - 1) is None:
+                self._adapter.discard([block])
 
     def ranked(self) -> Iterator[Any]:
         """Free blocks in the order of eviction, as far as that is known without evicting: leaf by leaf."""
@@ -438,6 +451,7 @@ class Runs:
         self._first.clear()
         self._held.clear()
         self.lost.clear()
+        self.stray.clear()
         for record in self.pool.live.values():
             record.blocks = []  # type: ignore[attr-defined]  # a Run
         self.pool.reset()
