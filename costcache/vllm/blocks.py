@@ -260,7 +260,7 @@ class Blocks:
         try:
             life = life_of(request, runs.pool)
             held, life.held = life.held, None
-            if held is not None and request.is_finished():
+            if held is not None and runs.pool.hears_finish and request.is_finished():
                 held.info = info(request, life.record)
             return held
         except Exception as error:

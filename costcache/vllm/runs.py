@@ -11,6 +11,7 @@ to the copy that the request holds, so the blocks of a running request are alway
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +50,14 @@ class Run(NodeRecord):
     def prefix_hash(self, offset: int = 0) -> int | None:
         """See :class:`costcache.records.NodeRecord`; vLLM's hash of a block is that of its whole prefix."""
         blocks = self.blocks
-        name = blocks[offset * len(blocks) // self.tokens if offset else 0].block_hash
+        name = blocks[offset * len(blocks) // self.tokens if offset else 0]._block_hash
         return None if name is None else self.prefix_hash_with(offset, name)
 
     def content(self, start: int, end: int) -> bytes | None:
         """See :class:`costcache.records.NodeRecord`."""
         blocks = self.blocks
-        names = [block.block_hash for block in blocks[start * len(blocks) // end :]]
+        # Not the property, a call for each block.
+        names = [block._block_hash for block in blocks[start * len(blocks) // end :]]
         return None if None in names else b"".join(names)
 
     def prefix_hash_with(self, offset: int, content: bytes | bytearray) -> int | None:
@@ -71,7 +73,7 @@ class Run(NodeRecord):
         if first is None:
             return 0
         pages = len(content) // len(first)
-        names = [block.block_hash for block in blocks[offset // size : offset // size + pages]]
+        names = [block._block_hash for block in blocks[offset // size : offset // size + pages]]
         if None in names:
             return 0
         return shared_pages(b"".join(names), content, len(first)) * size
@@ -428,23 +430,52 @@ class Runs:
                 self._adapter.discard([block])
 
     def ranked(self) -> Iterator[Any]:
-        """Free blocks in the order of eviction, as far as that is known without evicting: leaf by leaf."""
+        """Free blocks in the order of eviction, as far as that is known without evicting.
+
+        The policy names the leaves. What they follow is evictable once they are gone, and not ranked before:
+        it comes here when a less recent leaf would not come any more, as under LRU.
+        """
         queue, pool = self._queue, self.pool
         block = queue.fake_free_list_head.next_free_block
         while block is not queue.fake_free_list_tail and block.block_hash is None:
             yield block
             block = block.next_free_block
         named: list[Victim] = []
+        left: dict[int, int] = {}  # of each run some of whose children came: how many did not
+        waiting: list[tuple[int, int, Run]] = []
         try:
-            while (victim := pool.next_victim()) is not None:
-                named.append(victim)
-                run = victim.record
-                if not isinstance(run, Run) or run.locks:
+            while True:
+                victim = pool.next_victim()
+                run: Any = None
+                if victim is not None:
+                    named.append(victim)
+                    run = victim.record
+                    if not isinstance(run, Run) or run.locks:
+                        break
+                while waiting and (run is None or waiting[0][0] < run.recency):
+                    yield from self._upwards(heapq.heappop(waiting)[2], left, waiting)
+                if run is None:
                     break
-                yield from reversed(run.blocks)
+                yield from self._upwards(run, left, waiting)
         finally:
             for victim in named:
                 pool.defer(victim)
+
+    def _upwards(self, run: Run, left: dict[int, int], waiting: list[tuple[int, int, Run]]) -> Iterator[Any]:
+        """The blocks of a run, and of what it follows as far as that is as old and nothing else follows it."""
+        at: NodeRecord | None = run
+        while isinstance(at, Run) and not at.locks:
+            yield from reversed(at.blocks)
+            above, recency = at.parent, at.recency
+            if not isinstance(above, Run):
+                return
+            left[above.serial] = count = left.get(above.serial, above.live_children) - 1
+            if count:
+                return
+            if above.recency > recency:
+                heapq.heappush(waiting, (above.recency, above.serial, above))
+                return
+            at = above
 
     def reset(self) -> None:
         """Forget all blocks and start the policy afresh."""

@@ -145,11 +145,11 @@ class Stepper:
         while self._steps:
             self._answer(*self._steps.popleft())
 
-    def tensors(self, blocks: int) -> list[Any]:  # noqa: ARG002 # for those with a connector
+    def tensors(self, blocks: int) -> list[Any]:  # for those with a connector
         """The memory of the blocks, by which a connector sizes its own."""
         return []
 
-    def transferred(self, out: Any) -> KVConnectorOutput | None:  # noqa: ARG002 # for those with a connector
+    def transferred(self, out: Any) -> KVConnectorOutput | None:  # for those with a connector
         """What the workers' connector reports of a step."""
         return None
 

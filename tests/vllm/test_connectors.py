@@ -28,10 +28,11 @@ class Simple(Stepper):
         super().__init__(policy, connector=("SimpleCPUOffloadConnector", extra), **more)
         self.offload = self.scheduler.connector.scheduler_manager
         self.stored = self.loaded = self.evicted = self.kept = 0
+        self.read: set[int] = set()  # blocks that it could see when it looked last
         original = self.pool._maybe_evict_cached_block
 
         def evicting(block: Any) -> bool:
-            if block.block_hash is not None:
+            if block.block_hash is not None and block.block_id in self.read:
                 self.evicted += 1
                 on_cpu = self.offload.cpu_block_pool.cached_block_hash_to_block
                 self.kept += on_cpu.get_one_block(block.block_hash) is not None
@@ -41,6 +42,12 @@ class Simple(Stepper):
 
     def tensors(self, blocks: int) -> list[Any]:
         return [KVCacheTensor(blocks * BYTES, ["layer"], BYTES, BYTES, 0)]
+
+    def step(self) -> Any:
+        out = super().step()
+        free = {block.block_id for block in self.pool.free_block_queue.get_all_free_blocks()}
+        self.read = free | set(out.kv_connector_metadata.store_gpu_blocks)
+        return out
 
     def transferred(self, out: Any) -> KVConnectorOutput:
         from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
@@ -70,22 +77,18 @@ def test_simple_offload_stores_and_loads(lazy: bool, asynchronous: bool, policy:
 
 
 @since_033
-@pytest.mark.parametrize("policy", ["mru", "hazard"])
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
 def test_a_lazy_offload_copies_what_the_policy_evicts(policy: str) -> None:
-    """It reads ``iter_blocks_after``; with vLLM's own order there, it copies other blocks than those."""
-    shares = {}
-    for whose in ("ours", "vLLM's"):
-        stepper = Simple(policy, lazy=True, chunks=4000, blocks=150)
-        stepper.offload._target_free = 40
-        if whose == "vLLM's":
-            queue = stepper.pool.free_block_queue
-            queue.iter_blocks_after = stepper.pool.costcache._iter_blocks_after
-        serve(stepper, seed=2)
-        check(stepper)
-        assert stepper.evicted > 500
-        shares[whose] = stepper.kept / stepper.evicted
-    print(shares)
-    assert shares["ours"] > 1.2 * shares["vLLM's"] > 0
+    """It reads ``iter_blocks_after``. What was freed and evicted between two readings it cannot know."""
+    stepper = Simple(policy, lazy=True, chunks=4000, blocks=150)
+    stepper.offload._target_free = 40
+    serve(stepper, seed=2)
+    check(stepper)
+    assert stepper.evicted > 300
+    if policy == "lru":
+        assert stepper.kept == stepper.evicted
+    else:  # what follows nothing any more may come sooner than it was thought
+        assert stepper.kept > 0.95 * stepper.evicted
 
 
 class Files(Stepper):
