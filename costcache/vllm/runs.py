@@ -462,7 +462,7 @@ class Runs:
                 pool.defer(victim)
 
     def _upwards(self, run: Run, left: dict[int, int], waiting: list[tuple[int, int, Run]]) -> Iterator[Any]:
-        """The blocks of a run, and of what it follows as far as that is as old and nothing else follows it."""
+        """The blocks of a run, and of what it follows as far as that is as old and has no other children."""
         at: NodeRecord | None = run
         while isinstance(at, Run) and not at.locks:
             yield from reversed(at.blocks)
