@@ -9,7 +9,18 @@ from costcache._version import described
 if TYPE_CHECKING:
     from costcache.pool import Pool
 
-__all__ = ["COUNTERS", "FALLBACKS", "INFO", "INFO_LABELS", "IN_FORCE", "VERDICT", "counts_of", "info_of"]
+__all__ = [
+    "COUNTERS",
+    "EXCESS",
+    "FALLBACKS",
+    "INFO",
+    "INFO_LABELS",
+    "IN_FORCE",
+    "SECONDS",
+    "VERDICT",
+    "counts_of",
+    "info_of",
+]
 
 COUNTERS = {
     "evictions": ("evictions_total", "Evictions that had a shortfall."),
@@ -34,6 +45,14 @@ VERDICT = {
 """Likewise of :class:`costcache.explained.Verdict`; only a policy that compares itself with LRU has them."""
 FALLBACKS = ("fallbacks_total", "Orders dropped for LRU.")
 IN_FORCE = ("lru_in_force", "Whether LRU is in force by the policy's verdict.")
+EXCESS = ("excess_units", "Units freed beyond the shortfall.", (0, 1, 16, 64, 256, 1024, 4096, 16384, 65536))
+"""Name, text and buckets of a histogram with one value per eviction."""
+SECONDS = (
+    "decision_seconds",
+    "Time to choose victims.",
+    (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 1.0),
+)
+"""Likewise."""
 
 INFO = ("policy_info", "1 for what is in force; 0 for what was before.")
 INFO_LABELS = ("policy", "core", "build", "lru")

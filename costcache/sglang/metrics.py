@@ -33,13 +33,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from costcache.counts import COUNTERS, FALLBACKS, IN_FORCE, INFO, INFO_LABELS, VERDICT, info_of
+from costcache.counts import (
+    COUNTERS,
+    EXCESS,
+    FALLBACKS,
+    IN_FORCE,
+    INFO,
+    INFO_LABELS,
+    SECONDS,
+    VERDICT,
+    info_of,
+)
 from costcache.pool import Pool
 
 __all__ = ["CostMetrics"]
-
-EXCESS = (0, 1, 16, 64, 256, 1024, 4096, 16384, 65536)
-SECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 1.0)
 
 
 class CostMetrics:
@@ -79,11 +86,9 @@ class CostMetrics:
             labelnames=names,
             multiprocess_mode="mostrecent",
         )
-        self._excess = histogram(
-            "costcache:excess_units", "Units freed beyond the shortfall.", labelnames=names, buckets=EXCESS
-        )
-        self._seconds = histogram(
-            "costcache:decision_seconds", "Time to choose victims.", labelnames=names, buckets=SECONDS
+        self._excess, self._seconds = (
+            histogram(f"costcache:{name}", text, labelnames=names, buckets=buckets)
+            for name, text, buckets in (EXCESS, SECONDS)
         )
         self._info = gauge(
             f"costcache:{INFO[0]}",

@@ -171,12 +171,20 @@ class Blocks:
 
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
         """Blocks were freed; if they are those of a request, from back to front, it ends."""
-        if not self.leaving:
+        runs = self.runs
+        stray = runs is not None and runs.stray
+        if not self.leaving and not stray:
             self._free_blocks(ordered_blocks)
             return
         ordered = list(ordered_blocks)
         self._free_blocks(ordered)
-        self.release(self.leaving.pop(ordered[0].block_id, None) if ordered else None)
+        if self.leaving:
+            self.release(self.leaving.pop(ordered[0].block_id, None) if ordered else None)
+        if stray and self.runs is not None:
+            try:
+                self.runs.gather(ordered)
+            except Exception as error:
+                self.give_up("freeing blocks", error)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Blocks lost their contents: they and what follows them are next."""
@@ -201,11 +209,11 @@ class Blocks:
             self.give_up("evicting blocks", error)
 
     def discard(self, blocks: list[Any]) -> None:
-        """Evict blocks that nobody can find: those that are free come first from now on."""
+        """Evict free blocks that nobody can find: they come first from now on."""
         pool, queue = self._pool, self._queue
         for block in blocks:
             pool._maybe_evict_cached_block(block)
-        free = [block for block in blocks if not block.ref_cnt and block.block_id not in pool._reuse_watchers]
+        free = [block for block in blocks if block.block_id not in pool._reuse_watchers]
         for block in free:
             queue.remove(block)
         queue.prepend_n(free)
@@ -252,7 +260,7 @@ class Blocks:
         try:
             life = life_of(request, runs.pool)
             held, life.held = life.held, None
-            if held is not None and request.is_finished():
+            if held is not None and runs.pool.hears_finish and request.is_finished():
                 held.info = info(request, life.record)
             return held
         except Exception as error:

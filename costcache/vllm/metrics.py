@@ -5,89 +5,235 @@ them. Ours go along as further entries of one of vLLM's dicts, and are taken out
 loggers see them. What is sent is what was added since the last time, so with several API servers each adds
 its share.
 
-The names are those of SGLang's adapter without the two histograms; each has vLLM's labels and ``pool``.
+An API server makes all metrics as soon as it makes vLLM's, so that each count is there at 0 before the first
+request. The names are those of SGLang's adapter; each has vLLM's labels and ``pool``.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import time
 from typing import TYPE_CHECKING, Any
 
-from costcache.counts import COUNTERS, FALLBACKS, IN_FORCE, VERDICT, counts_of
+from costcache._version import described
+from costcache.counts import (
+    COUNTERS,
+    EXCESS,
+    FALLBACKS,
+    IN_FORCE,
+    INFO,
+    INFO_LABELS,
+    SECONDS,
+    VERDICT,
+    counts_of,
+)
+from costcache.vllm import build
 
 if TYPE_CHECKING:
-    from costcache.pool import Pool
+    from collections.abc import Callable
 
-__all__ = ["Sent", "install"]
+    from costcache.pool import Pool
+    from costcache.vllm.runs import Runs
+
+__all__ = ["VLLMS_OWN", "Sent", "install"]
+
+logger = logging.getLogger("costcache")
 
 PREFIX = "costcache:"
+VLLMS_OWN = "vllm"
+"""Policy of the metric ``policy_info`` where a policy was asked for and none can choose."""
+CORE = "python"
+"""Label ``core`` of the metric: vLLM's block pool is in Python; SGLang has a core in Rust, too."""
+BILLION = 1_000_000_000
 _MARK = "_costcache"
-_metrics: dict[str, Any] = {}
 
 
 class Sent:
     """What the engine core sends of a pool's counts.
 
     Attributes:
-        pool: The pool.
+        pool: The pool; None where a policy was asked for and none can choose.
         given_up: 1 once vLLM's own LRU has taken over for good, else 0.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool | None) -> None:
         self.pool = pool
         self._sent: dict[str, int] = {}
         self.given_up = 0
+        self._asked = VLLMS_OWN if pool is None else pool.policy
+        self._said = ""
+        self._seen: list[tuple[int, int]] = []
+        self._freeing = 0.0
+
+    def observe(self, runs: Runs) -> None:
+        """Measure each eviction from now on; what was measured waits until it is sent."""
+        pool = runs.pool
+        runs.evict = self._measured(pool.evict)
+        pool.take = self._timed(pool.take)
+
+    def _timed(self, take: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``take`` to measure its time, which is subtracted from a decision's."""
+
+        def timed_take(*args: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return take(*args)
+            finally:
+                self._freeing += time.perf_counter() - began
+
+        return timed_take
+
+    def _measured(self, evict: Callable[[int], Any]) -> Callable[[int], Any]:
+        def measured(shortfall: int) -> Any:
+            self._freeing, began = 0.0, time.perf_counter()
+            eviction = evict(shortfall)
+            seconds = time.perf_counter() - began - self._freeing
+            excess = eviction.freed - shortfall
+            self._seen.append((max(0, round(seconds * BILLION)), excess))
+            return eviction
+
+        return measured
 
     def add_to(self, stats: Any) -> None:
         """Add what is new to vLLM's ``SchedulerStats``."""
-        counts, sent = counts_of(self.pool), self._sent
-        counts[FALLBACKS[0]] += self.given_up
         entries = stats.num_kv_fetch_reqs_by_stage
+        pool = self.pool
+        counts = {} if pool is None else counts_of(pool)
+        lru = pool is None or self.given_up or pool.policy == "lru" or counts.get(IN_FORCE[0])
+        said = f"{PREFIX}{INFO[0]}:{self._asked}:{'yes' if lru else 'no'}"
+        if said != self._said:
+            self._said = said
+            entries[said] = 1
+        if pool is None:
+            return
+        sent = self._sent
+        counts[FALLBACKS[0]] += self.given_up
         for name, count in counts.items():
             before = sent.get(name, 0)
             if count != before or (name == IN_FORCE[0] and name not in sent):
                 sent[name] = count
                 new = count if name == IN_FORCE[0] or count < before else count - before
                 entries[PREFIX + name] = new
+        if self._seen:
+            seen, self._seen = self._seen, []
+            for number, (nanoseconds, excess) in enumerate(seen):
+                entries[f"{PREFIX}{SECONDS[0]}:{number}"] = nanoseconds
+                if excess >= 0:
+                    entries[f"{PREFIX}{EXCESS[0]}:{number}"] = excess
+
+
+class _Metrics:
+    """The metrics of this process, with the classes that vLLM's logger uses for its own.
+
+    Attributes:
+        all: Metrics by name, without the prefix.
+    """
+
+    def __init__(self, vllms: Any) -> None:
+        labels = ("model_name", "engine", "pool")
+        self.all: dict[str, Any] = {
+            name: vllms._counter_cls(PREFIX + name, text, labelnames=labels)
+            for name, text in (*COUNTERS.values(), *VERDICT.values(), FALLBACKS)
+        }
+        for name, text, buckets in (EXCESS, SECONDS):
+            self.all[name] = vllms._histogram_cls(PREFIX + name, text, labelnames=labels, buckets=buckets)
+        for (name, text), more in ((IN_FORCE, ()), (INFO, INFO_LABELS)):
+            self.all[name] = vllms._gauge_cls(
+                PREFIX + name, text, labelnames=(*labels, *more), multiprocess_mode="mostrecent"
+            )
+        self._informed: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def begin(self, labels: tuple[str, ...], policy: str) -> None:
+        """Let all metrics of an engine be there, at 0."""
+        self._zero(labels)
+        self._inform(labels, policy, "yes" if policy == "lru" else "no")
+
+    def publish(self, entries: dict[str, int], labels: tuple[str, ...]) -> None:
+        """Add what an engine core has sent."""
+        if labels not in self._informed:
+            self._zero(labels)
+        for entry, count in entries.items():
+            name, _, more = entry.removeprefix(PREFIX).partition(":")
+            if name == INFO[0]:
+                policy, _, lru = more.rpartition(":")
+                self._inform(labels, policy, lru)
+                continue
+            child = self.all[name].labels(*labels)
+            if name == IN_FORCE[0]:
+                child.set(count)
+            elif name == SECONDS[0]:
+                child.observe(count / BILLION)
+            elif name == EXCESS[0]:
+                child.observe(count)
+            else:
+                child.inc(count)
+
+    def _zero(self, labels: tuple[str, ...]) -> None:
+        for name, metric in self.all.items():
+            if name != INFO[0]:
+                metric.labels(*labels)
+
+    def _inform(self, labels: tuple[str, ...], policy: str, lru: str) -> None:
+        """Say what is in force; what was before is there at 0."""
+        now = (policy, CORE, described(), lru)  # INFO_LABELS
+        before, self._informed[labels] = self._informed.get(labels), now
+        for more, value in ((before, 0), (now, 1)):
+            if more is not None:
+                self.all[INFO[0]].labels(*labels, *more).set(value)
+
+
+_metrics: list[_Metrics] = []
 
 
 def install() -> None:
     """Let vLLM's loggers of this process, an API server, take our counts out of what they are sent."""
     from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
-    original = StatLoggerManager.record
+    original, original_init = StatLoggerManager.record, PrometheusStatLogger.__init__
     if hasattr(original, _MARK):
         return
 
+    @functools.wraps(original)
     def record(self: Any, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
         entries = getattr(scheduler_stats, "num_kv_fetch_reqs_by_stage", {})
         ours = {name: entries.pop(name) for name in list(entries) if name.startswith(PREFIX)}
         if ours:
             engine = kwargs.get("engine_idx") or 0
-            for logger in self.stat_loggers:
-                if isinstance(logger, PrometheusStatLogger):
-                    _publish(ours, logger, str(engine))
+            for each in self.stat_loggers:
+                if isinstance(each, PrometheusStatLogger):
+                    _metrics_of(each).publish(ours, _labels(each, engine))
         original(self, scheduler_stats, *args, **kwargs)
+
+    @functools.wraps(original_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        try:
+            policy = _policy(self.vllm_config)
+            if policy is not None:
+                for engine in self.engine_indexes:
+                    _metrics_of(self).begin(_labels(self, engine), policy)
+        except Exception as error:
+            logger.exception("costcache: its metrics are not there before the first request: %s", error)
 
     setattr(record, _MARK, True)
     StatLoggerManager.record = record
+    PrometheusStatLogger.__init__ = init
 
 
-def _publish(counts: dict[str, int], logger: Any, engine: str) -> None:
-    labels = {
-        "model_name": str(logger.vllm_config.model_config.served_model_name),
-        "engine": engine,
-        "pool": "kv",
-    }
+def _labels(vllms: Any, engine: int) -> tuple[str, ...]:
+    return str(vllms.vllm_config.model_config.served_model_name), str(engine), "kv"
+
+
+def _metrics_of(vllms: Any) -> _Metrics:
     if not _metrics:
-        names = [*labels]
-        for name, text in (*COUNTERS.values(), *VERDICT.values(), FALLBACKS):
-            _metrics[name] = logger._counter_cls(PREFIX + name, text, labelnames=names)
-        _metrics[IN_FORCE[0]] = logger._gauge_cls(
-            PREFIX + IN_FORCE[0], IN_FORCE[1], labelnames=names, multiprocess_mode="mostrecent"
-        )
-    for name, count in counts.items():
-        child = _metrics[name.removeprefix(PREFIX)].labels(**labels)
-        if name == PREFIX + IN_FORCE[0]:
-            child.set(count)
-        else:
-            child.inc(count)
+        _metrics.append(_Metrics(vllms))
+    return _metrics[0]
+
+
+def _policy(vllm_config: Any) -> str | None:
+    """The policy that a configuration asks for, by its own name; None without one."""
+    settings = build.read_config(vllm_config)
+    if settings is None:
+        return None
+    return build.bind(vllm_config, settings, vllm_config.cache_config.block_size or 1).policy

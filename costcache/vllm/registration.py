@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from costcache._version import described
 from costcache.vllm.blocks import attach
 from costcache.vllm.build import bind, is_tested, read_config, serving
+from costcache.vllm.metrics import Sent
 
 if TYPE_CHECKING:
     from costcache.binding import Binding
-    from costcache.vllm.blocks import Blocks
     from costcache.vllm.build import VllmSettings
 
 __all__ = ["choose", "register", "why_not"]
@@ -74,14 +74,20 @@ def scheduler_class(base: Any) -> Any:
     class CostScheduler(base):
         def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
             settings = read_config(vllm_config)
-            if settings is not None:
+            asked = settings is not None
+            if asked:
                 log_as_vllm()
             if settings is not None and not is_tested(settings):
                 settings = None
             with serving(vllm_config):  # always: the offload tier may have a policy, and the GPU none
                 super().__init__(vllm_config, *args, **kwargs)
             if settings is not None and choose(self.kv_cache_manager, vllm_config, settings):
-                self._costcache_sent = self.kv_cache_manager.block_pool.costcache.sent
+                blocks = self.kv_cache_manager.block_pool.costcache
+                self._costcache_sent = blocks.sent
+                if self.log_stats:
+                    blocks.sent.observe(blocks.runs)
+            elif asked:
+                self._costcache_sent = Sent(None)
 
         def make_stats(self, *args: Any, **kwargs: Any) -> Any:
             stats = super().make_stats(*args, **kwargs)
@@ -118,7 +124,8 @@ def choose(manager: Any, vllm_config: Any, settings: VllmSettings) -> bool:
     if reason is not None:
         logger.warning("costcache: vLLM's own LRU stays in force: %s", reason)
         return False
-    _log(attach(manager, binding), manager.block_pool, binding)
+    attach(manager, binding)
+    _log(manager.block_pool, binding)
     return True
 
 
@@ -139,7 +146,7 @@ def why_not(manager: Any) -> str | None:
     return None
 
 
-def _log(blocks: Blocks, pool: Any, binding: Binding) -> None:
+def _log(pool: Any, binding: Binding) -> None:
     from vllm import __version__
 
     architecture = binding.architecture
@@ -151,7 +158,7 @@ def _log(blocks: Blocks, pool: Any, binding: Binding) -> None:
         architecture.name,
         architecture.specificity,
         architecture.model.architecture,
-        blocks.sent.pool.policy,
+        binding.policy,
         pool.num_gpu_blocks - 1,
         binding.page_size,
         f"{binding.cost.token.kv_bytes:,}",

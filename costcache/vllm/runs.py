@@ -11,6 +11,7 @@ to the copy that the request holds, so the blocks of a running request are alway
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from costcache.radix.node import shared_pages
 from costcache.records import Action, NodeRecord, RequestRecord, Victim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from costcache.binding import Binding
     from costcache.pool import Pool
@@ -49,13 +50,14 @@ class Run(NodeRecord):
     def prefix_hash(self, offset: int = 0) -> int | None:
         """See :class:`costcache.records.NodeRecord`; vLLM's hash of a block is that of its whole prefix."""
         blocks = self.blocks
-        name = blocks[offset * len(blocks) // self.tokens if offset else 0].block_hash
+        name = blocks[offset * len(blocks) // self.tokens if offset else 0]._block_hash
         return None if name is None else self.prefix_hash_with(offset, name)
 
     def content(self, start: int, end: int) -> bytes | None:
         """See :class:`costcache.records.NodeRecord`."""
         blocks = self.blocks
-        names = [block.block_hash for block in blocks[start * len(blocks) // end :]]
+        # Not the property, a call for each block.
+        names = [block._block_hash for block in blocks[start * len(blocks) // end :]]
         return None if None in names else b"".join(names)
 
     def prefix_hash_with(self, offset: int, content: bytes | bytearray) -> int | None:
@@ -71,7 +73,7 @@ class Run(NodeRecord):
         if first is None:
             return 0
         pages = len(content) // len(first)
-        names = [block.block_hash for block in blocks[offset // size : offset // size + pages]]
+        names = [block._block_hash for block in blocks[offset // size : offset // size + pages]]
         if None in names:
             return 0
         return shared_pages(b"".join(names), content, len(first)) * size
@@ -107,8 +109,11 @@ class Runs:
     Attributes:
         pool: The pool.
         size: Tokens per block.
+        evict: The pool's method, or what measures it.
         taken: Blocks taken out of the free list so far; the caller of :meth:`victims` empties it before.
         lost: Blocks that lost their contents while they were in use: their numbers in their prompts, by id.
+        stray: Blocks of no run that a connector still holds, by id: what they follow is gone, but they keep
+            their hash for as long as they are held, since the connector looks at it.
     """
 
     def __init__(self, binding: Binding, vllm: Any, blocks: Blocks) -> None:
@@ -122,6 +127,7 @@ class Runs:
         self.size = binding.page_size
         self.taken: list[Any] = []
         self.lost: dict[int, int] = {}
+        self.stray: dict[int, Any] = {}
         self._step = binding.trim_step()
         self._vllm = vllm
         self._adapter = blocks
@@ -129,6 +135,7 @@ class Runs:
         self._held: dict[Held, None] = {}  # a set in order
         self._first: dict[int, Run] = {}  # runs by the id of their first block
         self.pool: Pool = binding.pool("kv", self.take, capacity=(len(vllm.blocks) - 1) * self.size)
+        self.evict: Callable[[int], Any] = self.pool.evict
 
     def _run_of(self, blocks: Sequence[Any], at: int, *, found: bool = False) -> Run | None:
         """The run that has a block of a request; None if no run has it.
@@ -302,7 +309,7 @@ class Runs:
             taken += self._adapter.first(empty)
         if empty < count:
             pool.reserved = max(0, pool.capacity - pool.pinned - queue.num_free_blocks * size)
-            pool.evict((count - empty) * size)
+            self.evict((count - empty) * size)
             while len(taken) < count:  # something else than a request holds what follows, or it goes last
                 block = self._adapter.first(1)[0]
                 taken.append(block)
@@ -409,33 +416,73 @@ class Runs:
                 keep = at - run.depth // self.size if record is run else 0
                 gone += record.blocks[keep:]
                 self._drop_tail(record, keep)
-        self._adapter.discard([each for each in gone if each is not block])
+        self.stray |= {each.block_id: each for each in gone if each.ref_cnt}
+        self._adapter.discard([each for each in gone if not each.ref_cnt and each is not block])
         return True
 
+    def gather(self, blocks: Sequence[Any]) -> None:
+        """Stray blocks among these were let go: nobody can find them, unless a request has in between."""
+        for block in blocks:
+            if block.ref_cnt or self.stray.pop(block.block_id, None) is None:
+                continue
+            tokens = block.block_hash_num_tokens
+            if tokens is not None and self._search(block, tokens // self.size - 1) is None:
+                self._adapter.discard([block])
+
     def ranked(self) -> Iterator[Any]:
-        """Free blocks in the order of eviction, as far as that is known without evicting: leaf by leaf."""
+        """Free blocks in the order of eviction, as far as that is known without evicting.
+
+        The policy names the leaves. What they follow is evictable once they are gone, and not ranked before:
+        it comes here when a less recent leaf would not come any more, as under LRU.
+        """
         queue, pool = self._queue, self.pool
         block = queue.fake_free_list_head.next_free_block
         while block is not queue.fake_free_list_tail and block.block_hash is None:
             yield block
             block = block.next_free_block
         named: dict[int, Victim] = {}
+        left: dict[int, int] = {}  # of each run some of whose children came: how many did not
+        waiting: list[tuple[int, int, Run]] = []
         try:
-            while (victim := pool.next_victim(named)) is not None:
-                run = victim.record
-                named[run.serial] = victim
-                if not isinstance(run, Run) or run.locks:
+            while True:
+                victim = pool.next_victim(named)
+                run: Any = None
+                if victim is not None:
+                    run = victim.record
+                    named[run.serial] = victim
+                    if not isinstance(run, Run) or run.locks:
+                        break
+                while waiting and (run is None or waiting[0][0] < run.recency):
+                    yield from self._upwards(heapq.heappop(waiting)[2], left, waiting)
+                if run is None:
                     break
-                yield from reversed(run.blocks)
+                yield from self._upwards(run, left, waiting)
         finally:
             for victim in named.values():
                 pool.defer(victim)
+
+    def _upwards(self, run: Run, left: dict[int, int], waiting: list[tuple[int, int, Run]]) -> Iterator[Any]:
+        """The blocks of a run, and of what it follows as far as that is as old and has no other children."""
+        at: NodeRecord | None = run
+        while isinstance(at, Run) and not at.locks:
+            yield from reversed(at.blocks)
+            above, recency = at.parent, at.recency
+            if not isinstance(above, Run):
+                return
+            left[above.serial] = count = left.get(above.serial, above.live_children) - 1
+            if count:
+                return
+            if above.recency > recency:
+                heapq.heappush(waiting, (above.recency, above.serial, above))
+                return
+            at = above
 
     def reset(self) -> None:
         """Forget all blocks and start the policy afresh."""
         self._first.clear()
         self._held.clear()
         self.lost.clear()
+        self.stray.clear()
         for record in self.pool.live.values():
             record.blocks = []  # type: ignore[attr-defined]  # a Run
         self.pool.reset()

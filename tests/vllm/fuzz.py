@@ -29,6 +29,8 @@ class Fuzz:
         self.requests: dict[str, list[Any]] = {}
         self.waiting: list[str] = []
         self.counts: dict[str, int] = {}
+        self.compared = 0  # blocks that were handed out
+        self.named: dict[int, Any] = {}  # hashes of the blocks that connectors hold
         size = servers[0].size
         self.heads = [self.words(size * rng.randrange(1, 20)) for _ in range(10)]
         self.history: list[list[int]] = []  # what was answered, to go on from
@@ -71,6 +73,7 @@ class Fuzz:
     def _each(self, name: str, act: Any) -> Any:
         results = [act(s, request) for s, request in zip(self.servers, self.requests[name], strict=True)]
         assert all(result == results[0] for result in results), results
+        self.compared += len(results[0] or ())
         return results[0]
 
     def _prompt(self) -> list[int]:
@@ -130,17 +133,26 @@ class Fuzz:
         """Blocks lose their contents, as when a connector failed to load them."""
         for server in self.servers:
             count = len(server.pool.blocks)
-            server.manager.evict_blocks({self.rng.randrange(1, count) for _ in range(3)})
+            lost = {self.rng.randrange(1, count) for _ in range(3)}
+            server.manager.evict_blocks(lost)
+            for number in lost:
+                self.named.pop(number, None)
 
     def _connect(self) -> None:
-        """A connector holds blocks that are next in the list, while it copies them."""
+        """A connector holds blocks while it copies them: those that are next, or any others."""
         for server in self.servers:
-            free = server.pool.free_block_queue.iter_blocks_after(None)
-            held = [block for block, _ in zip(free, range(5), strict=False) if block.block_hash is not None]
+            free = list(server.pool.free_block_queue.iter_blocks_after(None))
+            if self.rng.random() < 0.5:
+                self.rng.shuffle(free)
+            held = [block for block in free[:5] if block.block_hash is not None]
             server.pool.touch(held)
             server.pinned.append(held)
+            self.named |= {block.block_id: block.block_hash for block in held}
 
     def _disconnect(self) -> None:
         for server in self.servers:
             if server.pinned:
-                server.pool.free_blocks(server.pinned.pop(0))
+                held = server.pinned.pop(0)
+                for block in held:  # it copies them under this name
+                    assert block.block_hash == self.named.pop(block.block_id, block.block_hash)
+                server.pool.free_blocks(held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,11 @@ from costcache.vllm.runs import Run
 kv_cache_utils.init_none_hash(sha256)
 
 SIZE = 16
+
+
+def colliding(content: Any) -> bytes:
+    """A hash of which all first eight bytes, those that tell evicted prefixes apart, are the same."""
+    return bytes(8) + bytes(sha256(content))[8:]
 
 
 def manager(blocks: int, *, size: int = SIZE, events: bool = False, mla: bool = False, **more: Any) -> Any:
@@ -62,6 +68,8 @@ class Server:
     Attributes:
         manager: The manager.
         policy: The policy in its place; None for vLLM's own LRU.
+        defer: Free the blocks of a request when a later step ends.
+        hashing: What hashes blocks.
         running: Requests that hold blocks, by id.
         deferred: Blocks of requests that ended while a step was under way.
         pinned: Blocks that a connector holds.
@@ -71,6 +79,7 @@ class Server:
     manager: Any
     policy: str | Binding | None = None
     defer: bool = False
+    hashing: Callable[[Any], bytes] = sha256
     running: dict[str, Any] = field(default_factory=dict)
     deferred: deque[list[Any]] = field(default_factory=deque)
     pinned: list[list[Any]] = field(default_factory=list)
@@ -79,7 +88,7 @@ class Server:
     def __post_init__(self) -> None:
         self.pool = self.manager.block_pool
         self.size = self.pool.hash_block_size
-        self._hasher = kv_cache_utils.get_request_block_hasher(self.size, sha256)
+        self._hasher = kv_cache_utils.get_request_block_hasher(self.size, self.hashing)
         if self.policy is not None:
             binding = self.policy if isinstance(self.policy, Binding) else bind(self.policy, self.size)
             attach(self.manager, binding)

@@ -31,7 +31,11 @@ def test_the_answers_are_stocks_and_more_is_cached(tmp_path: Path) -> None:
     assert (
         hazard["metrics"]["costcache:gained_tokens_total"] > hazard["metrics"]["costcache:lost_tokens_total"]
     )
-    assert "costcache:fallbacks_total" not in hazard["metrics"]
+    assert hazard["metrics"]["costcache:fallbacks_total"] == 0
+    evictions = hazard["metrics"]["costcache:evictions_total"]
+    assert hazard["metrics"]["costcache:decision_seconds_count"] == evictions
+    assert hazard["metrics"]["costcache:excess_units_count"] == evictions
+    assert hazard["metrics"]["costcache:policy_info"] == 1
 
     lru, log = run_engine(tmp_path, environment={"COSTCACHE_VLLM": "lru"}, rounds=ROUNDS)
     assert lru.get("reset"), log

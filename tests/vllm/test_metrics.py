@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
 import pytest
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
 
+from costcache._version import described
+from costcache.counts import COUNTERS, EXCESS, FALLBACKS, IN_FORCE, SECONDS, VERDICT
 from costcache.vllm import metrics
-from tests.vllm.serving import Server, manager
+from tests.vllm.serving import Server, bind, manager
+from tests.vllm.tier import config
 
 MODEL = "tests/metrics"
 LABELS = {"model_name": MODEL, "engine": "0", "pool": "kv"}
@@ -37,14 +43,23 @@ def loggers() -> Any:
     loggers = StatLoggerManager.__new__(StatLoggerManager)
     loggers.stat_loggers = [Recorder(), prometheus]
     yield loggers
-    for metric in metrics._metrics.values():
-        prometheus_client.REGISTRY.unregister(metric)
+    unregister()
+
+
+def unregister() -> None:
+    for made in metrics._metrics:
+        for metric in made.all.values():
+            prometheus_client.REGISTRY.unregister(metric)
     metrics._metrics.clear()
 
 
-def value(name: str) -> float | None:
-    found: float | None = prometheus_client.REGISTRY.get_sample_value(f"costcache:{name}", LABELS)
+def value(name: str, **more: str) -> float | None:
+    found: float | None = prometheus_client.REGISTRY.get_sample_value(f"costcache:{name}", LABELS | more)
     return found
+
+
+def info(policy: str, lru: str = "no") -> float | None:
+    return value("policy_info", policy=policy, build=described(), core="python", lru=lru)
 
 
 def send(server: Server, loggers: Any) -> None:
@@ -64,7 +79,8 @@ def test_counts_arrive_once_and_vllms_loggers_do_not_see_them(loggers: Any) -> N
     assert value("shortfall_units_total") == value("evicted_units_total") == counters.evicted == 5 * 320
     assert value("victims_total") == counters.victims
     assert value("lru_in_force") == 0
-    assert not value("fallbacks_total")
+    assert value("fallbacks_total") == 0
+    assert info("hazard") == 1
     assert loggers.stat_loggers[0].seen == [{"pending": 3}] * 10
 
 
@@ -87,9 +103,109 @@ def test_a_fallback_of_the_policy_and_one_of_ours_are_counted(loggers: Any) -> N
     server = Server(manager(100), "lfu")
     for number in range(10):
         server.serve(str(number), [number] * 16 * 20)
+    send(server, loggers)
+    assert info("lfu") == 1
     server.pool.costcache.runs.pool._guard.drop("a test says so")
     send(server, loggers)
     assert value("fallbacks_total") == 1
+    assert (info("lfu"), info("lfu", "yes")) == (0, 1)
     server.pool.costcache.give_up("a test", ValueError("no reason"))
     send(server, loggers)
     assert value("fallbacks_total") == 2
+    assert (info("lfu"), info("lfu", "yes")) == (0, 1)
+
+
+def test_each_eviction_is_in_the_histograms_once(loggers: Any) -> None:
+    server = Server(manager(100), bind("lru", headroom=0.1))
+    blocks = server.pool.costcache
+    blocks.sent.observe(blocks.runs)
+    for number in range(12):
+        server.serve(str(number), [number] * 16 * 20)
+        if number % 3 == 0:
+            send(server, loggers)
+    send(server, loggers)
+    counters = blocks.runs.pool.counters
+    assert value("decision_seconds_count") == value("excess_units_count") == counters.evictions > 3
+    assert value("excess_units_sum") == counters.evicted - counters.shortfall > 0
+    assert 0 < (value("decision_seconds_sum") or 0) < 10
+    assert (value("decision_seconds_bucket", le="1.0") or 0) == counters.evictions
+    send(server, loggers)
+    assert value("decision_seconds_count") == counters.evictions
+    assert loggers.stat_loggers[0].seen == [{"pending": 3}] * 6
+
+
+def test_the_time_of_a_decision_leaves_out_that_of_freeing(loggers: Any) -> None:
+    server = Server(manager(100), "lru")
+    blocks = server.pool.costcache
+    take, pool = blocks.runs.pool.take, blocks.runs.pool
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.05)
+        return take(*args)
+
+    pool.take = slow
+    blocks.sent.observe(blocks.runs)
+    for number in range(8):
+        server.serve(str(number), [number] * 16 * 20)
+    send(server, loggers)
+    assert (value("decision_seconds_count") or 0) >= 3
+    assert (value("decision_seconds_bucket", le="0.025") or 0) >= 3
+
+
+@pytest.fixture
+def real_loggers() -> Iterator[Callable[[Any], StatLoggerManager]]:
+    """Makes vLLM's loggers for two engines, as an API server does."""
+    metrics.install()
+    yield lambda config: StatLoggerManager(config, [0, 1], enable_default_loggers=False)
+    unregister()
+    unregister_vllm_metrics()
+
+
+@pytest.mark.parametrize("policy", ["lru", "costcache"])
+def test_all_counts_are_there_at_zero_before_the_first_request(policy: str, real_loggers: Any) -> None:
+    real_loggers(config(additional={"costcache": policy}))
+    name = config().model_config.served_model_name
+    found = {
+        (sample.name.removeprefix("costcache:"), sample.labels["engine"]): sample.value
+        for metric in prometheus_client.REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name.startswith("costcache:")
+        and not sample.name.endswith(("_bucket", "_created"))
+        and (sample.labels["model_name"], sample.labels["pool"]) == (name, "kv")
+    }
+    names = [name for name, _ in (*COUNTERS.values(), *VERDICT.values(), FALLBACKS, IN_FORCE)]
+    names += [f"{name}_{part}" for name, *_ in (EXCESS, SECONDS) for part in ("count", "sum")]
+    assert found == {(each, engine): 0 for each in names for engine in "01"} | {
+        ("policy_info", engine): 1 for engine in "01"
+    }
+    (policies,) = {
+        sample.labels["policy"]
+        for metric in prometheus_client.REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == "costcache:policy_info"
+    }
+    assert policies == ("hazard" if policy == "costcache" else policy)
+
+
+def test_without_the_setting_there_are_no_metrics(real_loggers: Any) -> None:
+    real_loggers(config())
+    assert not [m for m in prometheus_client.REGISTRY.collect() if m.name.startswith("costcache")]
+
+
+def test_where_no_policy_can_choose_the_metrics_say_so(real_loggers: Any) -> None:
+    made = config(additional={"costcache": "lru"})
+    loggers = real_loggers(made)
+    stats = SchedulerStats()
+    metrics.Sent(None).add_to(stats)
+    loggers.record(stats, None, engine_idx=1)
+    labels = {"model_name": made.model_config.served_model_name, "pool": "kv", "build": described()}
+
+    def of(engine: str, policy: str) -> float | None:
+        more = {"engine": engine, "policy": policy, "core": "python", "lru": "yes"}
+        found: float | None = prometheus_client.REGISTRY.get_sample_value(
+            "costcache:policy_info", labels | more
+        )
+        return found
+
+    assert (of("0", "lru"), of("0", "vllm")) == (1, None)
+    assert (of("1", "lru"), of("1", "vllm")) == (0, 1)

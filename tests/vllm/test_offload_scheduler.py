@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -121,3 +123,30 @@ def test_a_server_with_our_policy_loads_and_stores(policy: str, both: bool) -> N
     assert not chosen.chunks._busy
     assert engine.scheduler.reset_connector_cache()
     assert not chosen.chunks.held
+
+
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
+@pytest.mark.parametrize("tier", ["example", "fs"])
+def test_the_primary_tier_of_vllms_tiering_spec_has_our_policy(
+    tier: str, policy: str, tmp_path: Path
+) -> None:
+    """Chunks go on to a second tier, one of files among them, and come back through the first one."""
+    second = {"type": tier, **({"root_dir": str(tmp_path)} if tier == "fs" else {})}
+    extra = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [second]}
+    engine = Engine({**OURS, **extra, "costcache": {"policy": policy}})
+    try:
+        serve(engine, 1, 120)
+        chosen = engine.manager.primary_tier._policy
+        assert chosen.chunks.pool.policy == policy
+        assert chosen.chunks.pool.fallbacks == 0
+        assert not hasattr(chosen, "lru")
+        assert engine.loaded > 20
+        assert len(engine.evicted) > 50
+        check(engine.manager.primary_tier)
+    finally:
+        engine.manager.shutdown()
+
+
+def test_vllm_has_no_other_spec_than_these_two() -> None:
+    """A third one would have to be tested, or refused."""
+    assert set(OffloadingSpecFactory._registry) == {"CPUOffloadingSpec", "TieringOffloadingSpec"}
