@@ -114,7 +114,7 @@ class StateOrder(VictimOrder):
                 heapq.heappop(heap)  # it could not be evicted: defer queues it again
             elif leaves_only and record.live_children:
                 heapq.heappop(heap)  # queued again when it becomes a leaf
-            elif record.state.locks if record.live_children or pool == "state" else record.locks:
+            elif record.state.locks if self._goes_alone(record, pool) else record.locks:
                 self._parked.append(heapq.heappop(heap)[2])
             elif self._is_current(heap, record, score):
                 self._named = record
@@ -124,6 +124,11 @@ class StateOrder(VictimOrder):
                 return Victim(record, Action.TOMBSTONE if alone else Action.DELETE)
         self._named = None
         return None
+
+    @staticmethod
+    def _goes_alone(record: NodeRecord, pool: str) -> bool:
+        """Whether the state of a record is evicted alone, however its KV is locked."""
+        return bool(record.live_children or pool == "state" or (pool == "memory" and record.locks))
 
     def _is_current(self, heap: list[tuple[Any, int, NodeRecord]], record: NodeRecord, score: Any) -> bool:
         """Whether the top of a heap still has the score of its entry; requeues it if not."""

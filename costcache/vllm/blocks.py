@@ -31,8 +31,13 @@ NAME = "costcache"
 
 
 def attach(manager: Any, binding: Binding) -> Blocks:
-    """Let a policy choose the victims of a KV cache manager of one group with full attention."""
-    blocks = Blocks(manager, binding)
+    """Let a policy choose the victims of a KV cache manager."""
+    if len(manager.coordinator.single_type_managers) == 1:
+        blocks = Blocks(manager, binding)
+    else:
+        from costcache.vllm.mixed import MixedBlocks
+
+        blocks = MixedBlocks(manager, binding)
     setattr(manager.block_pool, NAME, blocks)
     return blocks
 
@@ -51,8 +56,7 @@ class Blocks:
         """Replace the methods."""
         self._pool = pool = manager.block_pool
         self._queue = queue = pool.free_block_queue
-        self._group = manager.coordinator.single_type_managers[0]
-        runs = Runs(binding, pool, self)
+        runs = self._make_runs(manager, binding)
         self.runs: Runs | None = runs
         self.sent = Sent(runs.pool)
         self.leaving: dict[int, Held] = {}
@@ -74,6 +78,10 @@ class Blocks:
         ):
             for name in names:
                 setattr(thing, name, getattr(self, name))
+
+    def _make_runs(self, manager: Any, binding: Binding) -> Runs:
+        self._group = manager.coordinator.single_type_managers[0]
+        return Runs(binding, self._pool, self)
 
     def give_up(self, what: str, error: Exception) -> None:
         """Leave the choice to vLLM's own LRU from now on."""

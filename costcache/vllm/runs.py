@@ -83,16 +83,18 @@ class Held:
     Attributes:
         request: The request's record.
         blocks: Its blocks, in order: vLLM's own list, once it has computed some.
+        tables: vLLM's lists of its blocks in all KV cache groups, if there are several.
         length: Blocks of the path.
         run: The last run of the path, which is pinned.
         info: The facts known of the request, once it has finished.
     """
 
-    __slots__ = ("blocks", "info", "length", "request", "run")
+    __slots__ = ("blocks", "info", "length", "request", "run", "tables")
 
     def __init__(self, request: RequestRecord, root: NodeRecord) -> None:
         self.request = request
         self.blocks: Sequence[Any] = ()
+        self.tables: Sequence[list[Any]] = ()
         self.length = 0
         self.run = root
         self.info: RequestInfo | None = None
@@ -128,7 +130,10 @@ class Runs:
         self._queue = vllm.free_block_queue
         self._held: dict[Held, None] = {}  # a set in order
         self._first: dict[int, Run] = {}  # runs by the id of their first block
-        self.pool: Pool = binding.pool("kv", self.take, capacity=(len(vllm.blocks) - 1) * self.size)
+        self.pool: Pool = self._make_pool(binding)
+
+    def _make_pool(self, binding: Binding) -> Pool:
+        return binding.pool("kv", self.take, capacity=(len(self._vllm.blocks) - 1) * self.size)
 
     def _run_of(self, blocks: Sequence[Any], at: int, *, found: bool = False) -> Run | None:
         """The run that has a block of a request; None if no run has it.
@@ -192,13 +197,17 @@ class Runs:
             stop = end if new else at + 1
             while stop < end and self._run_of(blocks, stop, found=found) is None:
                 stop += 1
-            run = Run(parent, (stop - at) * self.size, at * self.size, list(blocks[at:stop]))
+            run = self._new(held, parent, at, stop)
             self._first[blocks[at].block_id] = run
             pool.insert(run, request)
             parent, at = run, stop
         held.run, held.length = parent, end
         pool.pin(parent)
         pool.unpin(last)
+
+    def _new(self, held: Held, parent: NodeRecord, at: int, stop: int) -> Run:
+        """A run of the blocks ``at`` to ``stop`` of a request."""
+        return Run(parent, (stop - at) * self.size, at * self.size, list(held.blocks[at:stop]))
 
     def _walk(
         self, blocks: Sequence[Any], at: int, end: int, parent: NodeRecord, *, found: bool = False
@@ -231,7 +240,7 @@ class Runs:
 
     def _split(self, run: Run, count: int) -> Run:
         """Split the first blocks off a run; returns them as a run of their own."""
-        prefix = Run(run.parent, count * self.size, run.depth, run.blocks[:count])
+        prefix = type(run)(run.parent, count * self.size, run.depth, run.blocks[:count])
         run.blocks = run.blocks[count:]
         for part in (prefix, run):
             self._first[part.blocks[0].block_id] = part
@@ -396,6 +405,17 @@ class Runs:
         run = self._search(block, at)
         if run is None:
             return False
+        gone: list[Any] = []
+        for record in reversed(self._below(run)):
+            if isinstance(record, Run):
+                keep = at - run.depth // self.size if record is run else 0
+                gone += record.blocks[keep:]
+                self._drop_tail(record, keep)
+        self._adapter.discard([each for each in gone if each is not block])
+        return True
+
+    def _below(self, run: Run) -> list[NodeRecord]:
+        """A run and all that follows it, parents first."""
         after: dict[NodeRecord | None, list[NodeRecord]] = {}
         if run.live_children:
             for record in self.pool.live.values():
@@ -403,14 +423,7 @@ class Runs:
         below: list[NodeRecord] = [run]
         for record in below:  # which grows
             below += after.get(record, ())
-        gone: list[Any] = []
-        for record in reversed(below):
-            if isinstance(record, Run):
-                keep = at - run.depth // self.size if record is run else 0
-                gone += record.blocks[keep:]
-                self._drop_tail(record, keep)
-        self._adapter.discard([each for each in gone if each is not block])
-        return True
+        return below
 
     def ranked(self) -> Iterator[Any]:
         """Free blocks in the order of eviction, as far as that is known without evicting: leaf by leaf."""

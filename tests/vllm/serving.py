@@ -11,8 +11,16 @@ from vllm import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+)
 from vllm.v1.request import Request, RequestStatus
+
+from tests.vllm.ends import check_ends
 
 from costcache.binding import Binding
 from costcache.deployment import Deployment
@@ -20,6 +28,7 @@ from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.settings import Settings
 from costcache.vllm.blocks import attach
+from costcache.vllm.ends import WideRuns
 from costcache.vllm.runs import Run
 
 kv_cache_utils.init_none_hash(sha256)
@@ -53,6 +62,11 @@ def bind(policy: str, size: int = SIZE, *, plugins: PluginManager | None = None,
         Settings(policy=policy, **settings),
         plugins=plugins,
     )
+
+
+def _ids(*allocated: Any) -> list[int]:
+    """Ids of blocks in all groups."""
+    return [number for blocks in allocated for group in blocks.get_block_ids() for number in group]
 
 
 @dataclass
@@ -91,10 +105,12 @@ class Server:
 
     def start(self, request: Any, chunk: int | None = None) -> list[int] | None:
         """Give a waiting request blocks for its first chunk; returns their ids, None if there is no room."""
-        blocks, found, _ = self.manager.get_computed_blocks(request)
+        self.manager.new_step_starts()
+        blocks, found, request.shared_prefix_boundary = self.manager.get_computed_blocks(request)
         count = request.num_tokens - found
         if chunk is not None:
             count = min(count, chunk)
+        count = self._until_a_state(request, found, count)
         new = self.manager.allocate_slots(request, count, found, blocks)
         if new is None:
             return None
@@ -102,7 +118,24 @@ class Server:
         request.num_computed_tokens = found + count
         request.status = RequestStatus.RUNNING
         self.running[request.request_id] = request
-        return [*blocks.get_block_ids()[0], *new.get_block_ids()[0]]
+        return _ids(blocks, new)
+
+    def _until_a_state(self, request: Any, start: int, count: int) -> int:
+        """How many tokens a chunk has in a model with states: it ends where the state can be cached."""
+        states = [
+            each.block_size
+            for each in self.manager.coordinator.single_type_managers
+            if isinstance(each.kv_cache_spec, MambaSpec)
+        ]
+        if not states or start >= request.num_prompt_tokens:
+            return count
+        size, end = states[0], start + count
+        last = (request.num_tokens - 1) // size * size
+        junction = start + (request.shared_prefix_boundary - start) // size * size
+        if end < request.num_prompt_tokens and end // size * size > start:
+            end = end // size * size
+        ahead = (start // size + 1) * size if start % size else 0
+        return min([end, *(stop for stop in (ahead, last, junction) if start < stop < end)]) - start
 
     def go_on(self, request: Any, chunk: int | None = None, ahead: int = 0) -> list[int] | None:
         """Blocks for the next chunk of a prompt, or for one more token and some ahead of it."""
@@ -111,11 +144,13 @@ class Server:
             request.append_output_token_ids(7000 + request.num_tokens)
             left = 1
         count = left if chunk is None else min(left, chunk)
+        self.manager.new_step_starts()
+        count = self._until_a_state(request, request.num_computed_tokens, count)
         new = self.manager.allocate_slots(request, count, num_lookahead_tokens=ahead)
         if new is None:
             return None
         request.num_computed_tokens += count
-        return list(new.get_block_ids()[0])
+        return _ids(new)
 
     def generate(self, request: Any, tokens: list[int]) -> bool:
         """Generate tokens one by one; False if there was no room."""
@@ -153,9 +188,13 @@ class Server:
 
     def serve(self, name: str, prompt: list[int], output: list[int] = (), **more: Any) -> int:  # type: ignore[assignment]
         """One request from its beginning to its end, alone; returns the tokens found."""
+        chunk = more.pop("chunk", None)
         request, before = self.request(name, prompt, **more), self.hits
-        if self.start(request) is None:
+        if self.start(request, chunk) is None:
             raise AssertionError(f"no room for {len(prompt)} tokens")
+        while request.num_computed_tokens < len(prompt):
+            if self.go_on(request, chunk) is None:
+                raise AssertionError(f"no room for {len(prompt)} tokens")
         if not self.generate(request, list(output)):
             raise AssertionError(f"no room for {len(output)} more tokens")
         self.finish(request)
@@ -180,6 +219,8 @@ class Server:
         runs = getattr(getattr(pool, "costcache", None), "runs", None)
         if runs is None:
             return
+        if isinstance(runs, WideRuns):
+            check_ends(self, runs)
         records = runs.pool.records()
         assert sum(record.tokens for record in records) == runs.pool.cached
         assert sum(record.tokens for record in records if record.locks) == runs.pool.pinned
@@ -200,7 +241,7 @@ class Server:
             run = owned.get(block.block_id)
             if run is not None and run.blocks[0] is block:
                 assert runs._first[block.block_id] is run
-            elif run is None and block.ref_cnt == 0:
+            elif run is None and block.ref_cnt == 0 and not isinstance(runs, WideRuns):
                 assert block.block_hash is None or block.is_null
         # What a request holds is locked, and each free block that is cached can be evicted.
         for request in self.running.values():
