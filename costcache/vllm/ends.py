@@ -92,7 +92,7 @@ class WideRuns(Runs):
         """Start with an empty cache; see :class:`costcache.vllm.runs.Runs`."""
         self.groups = groups
         self.spare: dict[int, Any] = {}
-        self._kv: set[int] = set()  # ids of the blocks in runs
+        self._kv: dict[int, int] = {}  # runs that have a block, by its id: of copies, some may share one
         self._ends: dict[int, tuple[End, ...]] = {}  # ends that have a block, by its id
         super().__init__(binding, vllm, blocks)
         if self._step:
@@ -106,13 +106,16 @@ class WideRuns(Runs):
         start, end = run.depth, run.depth + run.tokens
         for group in self.groups.others:
             run.rows.append(held.tables[group.number][start // group.size : end // group.size])
+        kv = self._kv
         for row in (run.blocks, *run.rows):
             for block in row:
                 number = block.block_id
-                self._kv.add(number)
-                self.spare.pop(number, None)
-                if number in self._ends:
-                    self._joined(number)
+                others = kv.get(number, 0)
+                kv[number] = others + 1
+                if not others:
+                    self.spare.pop(number, None)
+                    if number in self._ends:
+                        self._joined(number)
         return run
 
     def _split(self, run: Run, count: int) -> Run:
@@ -144,10 +147,16 @@ class WideRuns(Runs):
                 gone += reversed(run.rows[index][here:])
                 del run.rows[index][here:]
         super()._drop_tail(run, keep)
+        kv = self._kv
         for block in gone:
-            self._kv.discard(block.block_id)
-            if block.block_id in self._ends:
-                self._left(block.block_id)
+            number = block.block_id
+            others = kv[number] - 1
+            if others:
+                kv[number] = others
+                continue
+            del kv[number]
+            if number in self._ends:
+                self._left(number)
             else:
                 self._give_up(block)
 
@@ -179,17 +188,26 @@ class WideRuns(Runs):
                 self._give_up(block)
 
     def lose(self, block: Any) -> None:
-        """A block has lost its contents, or is about to: what cannot be found without it is spare."""
+        """A free block has lost its contents, or is about to: what cannot be found without it is spare."""
         number = block.block_id
         if number in self._kv:
-            for run in self.pool.live.values():
-                if isinstance(run, WideRun) and any(each is block for row in (run.blocks, *run.rows) for each in row):
-                    self.forget(block, self._position(run, block))
-                    break
+            run = self._with(block)
+            if run is not None:
+                self.forget(block, self._position(run, block))
         self.spare.pop(number, None)
 
-    def lose_ends(self, block: Any) -> None:
-        """A block that is in use has lost its contents: nobody can resume from the ends that have it."""
+    def lose_in_use(self, block: Any) -> None:
+        """A block has lost its contents while requests hold it."""
+        run = self._with(block) if block.block_id in self._kv else None
+        if run is not None:
+            self.lost[block.block_id] = self._position(run, block)
+
+    def _with(self, block: Any) -> WideRun | None:
+        """The run that has a block."""
+        for run in self.pool.live.values():
+            if isinstance(run, WideRun) and any(each is block for row in (run.blocks, *run.rows) for each in row):
+                return run
+        return None
 
     def _position(self, run: WideRun, block: Any) -> int:
         """The number, in the first group, of the block in a run with which another one of it ends."""
@@ -525,12 +543,16 @@ class EndRuns(WideRuns):
                     self.pool.refresh(end.run)
 
     def lose(self, block: Any) -> None:
-        """A block has lost its contents, or is about to: what cannot be found without it is spare."""
-        self.lose_ends(block)
+        """A free block has lost its contents, or is about to: what cannot be found without it is spare."""
+        self._lose_ends(block)
         super().lose(block)
 
-    def lose_ends(self, block: Any) -> None:
-        """A block has lost its contents, or is about to: no request can resume from the ends that have it."""
+    def lose_in_use(self, block: Any) -> None:
+        """A block has lost its contents while requests hold it."""
+        self._lose_ends(block)
+        super().lose_in_use(block)
+
+    def _lose_ends(self, block: Any) -> None:
         for end in self._ends.get(block.block_id, ()):
             self._drop_end(end.run)
 

@@ -154,7 +154,7 @@ class MixedBlocks(Blocks):
                 if self.runs is not None:
                     self.discard([block])
             else:
-                self._tell("evicting blocks", "lose_ends", block)
+                self._tell("evicting blocks", "lose_in_use", block)
 
     def _tell(self, what: str, name: str, *args: Any) -> None:
         runs = self.runs

@@ -77,22 +77,29 @@ class EndsBeside(StateOrder):
         super().__init__()
         self._order = leaves
         self._count = 0
+        self._out: set[int] = set()  # named, and neither evicted nor deferred
         self._ends: list[tuple[int, int, NodeRecord]] = []  # a heap of those within paths
 
     def next_victim(self, pool: str) -> Victim | None:
+        victim = self._next()
+        if victim is not None:
+            self._named = victim.record
+            self._out.add(victim.record.serial)
+        return victim
+
+    def _next(self) -> Victim | None:
         dead = self._next_dead()
         if dead is not None:
-            self._named = dead
             return Victim(dead)
-        within = self._next_within()
-        leaf = self._order.next_victim("kv")
+        within, leaf = self._next_within(), self._order.next_victim("kv")
+        while leaf is not None and leaf.record.serial in self._out:  # it could not be evicted when it was dead
+            leaf = self._order.next_victim("kv")
         if within is None or within.state is None:
             return leaf
         if leaf is not None:
             if leaf.record.recency <= within.state.recency:
                 return leaf
             self._order.defer(leaf)
-        self._named = within
         return Victim(within, Action.TOMBSTONE)
 
     def _next_within(self) -> NodeRecord | None:
@@ -102,7 +109,7 @@ class EndsBeside(StateOrder):
         while ends and found is None:
             recency, _, record = ends[0]
             state = record.state
-            if state is None or not record.live_children or record is self._named:
+            if state is None or not record.live_children or record.serial in self._out:
                 heapq.heappop(ends)  # pushed again as soon as that changes
             elif state.recency != recency:
                 heapq.heapreplace(ends, (state.recency, record.serial, record))
@@ -154,12 +161,13 @@ class EndsBeside(StateOrder):
     def detach(self, record: NodeRecord) -> None:
         self._count -= 1
         self._named = None
-        self._order.defer(Victim(record))
+        self._out.discard(record.serial)
         if record.is_evictable:
             self._queue_dead(record)
 
     def remove(self, record: NodeRecord) -> None:
         self._named = None
+        self._out.discard(record.serial)
         self._order.remove(record)
         parent = record.parent
         if parent is not None and parent.is_evictable and parent.state is None:
@@ -176,6 +184,7 @@ class EndsBeside(StateOrder):
     def defer(self, victim: Victim) -> None:
         record = victim.record
         self._named = None
+        self._out.discard(record.serial)
         self._order.defer(victim)
         if record.parent is None:
             return

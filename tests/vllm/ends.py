@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import lcm
 from typing import Any
 
@@ -63,7 +64,12 @@ def mixed(blocks: int, *specs: KVCacheSpec, retention: int | None = 0, **more: A
 def check_ends(server: Any, runs: WideRuns) -> None:
     """Assert that each cached free block is needed by something, or spare; and that all counts are right."""
     pool = server.pool
-    kv = {block.block_id for run in runs.pool.live.values() for row in (run.blocks, *run.rows) for block in row}  # type: ignore[attr-defined]
+    kv = Counter(
+        block.block_id
+        for run in runs.pool.live.values()
+        for row in (run.blocks, *run.rows)  # type: ignore[attr-defined]  # a WideRun
+        for block in row
+    )
     assert kv == runs._kv
     users: dict[int, list[End]] = {}
     for run in runs.pool.live.values():
