@@ -106,17 +106,33 @@ class WideRuns(Runs):
         start, end = run.depth, run.depth + run.tokens
         for group in self.groups.others:
             run.rows.append(held.tables[group.number][start // group.size : end // group.size])
-        kv = self._kv
         for row in (run.blocks, *run.rows):
             for block in row:
-                number = block.block_id
-                others = kv.get(number, 0)
-                kv[number] = others + 1
-                if not others:
-                    self.spare.pop(number, None)
-                    if number in self._ends:
-                        self._joined(number)
+                self._enter(block)
         return run
+
+    def _enter(self, block: Any) -> None:
+        """One more run has a block."""
+        number, kv = block.block_id, self._kv
+        others = kv.get(number, 0)
+        kv[number] = others + 1
+        if not others:
+            self.spare.pop(number, None)
+            if number in self._ends:
+                self._joined(number)
+
+    def _leave(self, block: Any) -> None:
+        """One run less has a block. It is spare, if nothing else has it."""
+        number, kv = block.block_id, self._kv
+        others = kv[number] - 1
+        if others:
+            kv[number] = others
+            return
+        del kv[number]
+        if number in self._ends:
+            self._left(number)
+        else:
+            self._give_up(block)
 
     def _split(self, run: Run, count: int) -> Run:
         prefix = super()._split(run, count)
@@ -147,18 +163,8 @@ class WideRuns(Runs):
                 gone += reversed(run.rows[index][here:])
                 del run.rows[index][here:]
         super()._drop_tail(run, keep)
-        kv = self._kv
         for block in gone:
-            number = block.block_id
-            others = kv[number] - 1
-            if others:
-                kv[number] = others
-                continue
-            del kv[number]
-            if number in self._ends:
-                self._left(number)
-            else:
-                self._give_up(block)
+            self._leave(block)
 
     def _joined(self, number: int) -> None:
         """A block that ends have is in a run, too."""
@@ -190,11 +196,26 @@ class WideRuns(Runs):
     def lose(self, block: Any) -> None:
         """A free block has lost its contents, or is about to: what cannot be found without it is spare."""
         number = block.block_id
-        if number in self._kv:
-            run = self._with(block)
-            if run is not None:
+        while number in self._kv and (run := self._with(block)) is not None:
+            if not (run.locks and self._replace(run, block)):
                 self.forget(block, self._position(run, block))
         self.spare.pop(number, None)
+
+    def _replace(self, run: WideRun, block: Any) -> bool:
+        """Let a run that is in use have the copy of a block that its request holds; returns whether it does."""
+        for group, row in zip(self.groups.others, run.rows, strict=True):
+            for at, each in enumerate(row):
+                if each is block:
+                    number = run.depth // group.size + at
+                    for held in self._held:
+                        table = held.tables[group.number]
+                        copy = table[number] if number < len(table) and _has(held, run) else block
+                        if copy is not block and copy.block_hash is not None:
+                            row[at] = copy
+                            self._enter(copy)
+                            self._leave(block)
+                            return True
+        return False
 
     def lose_in_use(self, block: Any) -> None:
         """A block has lost its contents while requests hold it."""
@@ -324,6 +345,14 @@ class WideRuns(Runs):
         self._kv.clear()
         self._ends.clear()
         super().reset()
+
+
+def _has(held: Held, run: Run) -> bool:
+    """Whether a run is on the path of a request."""
+    each: NodeRecord | None = held.run
+    while each is not None and each is not run:
+        each = each.parent
+    return each is run
 
 
 class EndRuns(WideRuns):
