@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Group", "Groups", "why_not"]
+__all__ = ["Group", "Groups", "why_not_groups"]
 
 FAR = 1 << 40
 """Tokens of a prompt that is longer than any window."""
@@ -76,6 +76,7 @@ class Groups:
         self.first: Group = full[0]
         self.others: list[Group] = full[1:]
         self.proven = [group for group in full if group.ahead]
+        self._ahead = any(group.ahead for group in (*full, *self.ends))
         self.step: int = coordinator.scheduler_block_size
         self.density = sum(self.first.size / group.size for group in full)
         self._retention: int | None = coordinator.retention_interval
@@ -105,19 +106,22 @@ class Groups:
         return [manager.req_to_blocks[request_id] for manager in self._managers]
 
     def boundaries(
-        self, request: Any, tables: Sequence[list[Any]], start: int, stop: int
+        self, request: Any, tables: Sequence[list[Any]], start: int, stop: int, *, ended: bool
     ) -> Iterator[int]:
         """Where a request may have left what others need to resume there, from ``start`` to ``stop``.
 
-        The end of its prompt, where it parts from others as far as vLLM has noticed, and wherever there is
-        a state. Windows are only kept there by default; in between, if they are kept, they are spare.
+        The end of its prompt, where it parts from others as far as vLLM has noticed, where it ``ended``, and
+        wherever there is a state. vLLM keeps windows only there by default; those that it keeps in between,
+        if told to, are spare.
         """
         step = self.step
         found: set[int] = set()
         prompt, shared = request.num_prompt_tokens, request.shared_prefix_boundary
-        for tokens in (prompt - 1, prompt, shared, stop):
+        for tokens in (prompt - 1, prompt, shared, stop if ended else 0):
             at = tokens // step * step
-            found.update((at, at - step))
+            found.add(at)
+            if self._ahead:
+                found.add(at - step)
         if self._retention:
             first = start // self._retention + 1
             found.update(range(first * self._retention, stop + 1, self._retention))
@@ -155,7 +159,7 @@ def _is_full(manager: Any) -> bool:
     return type(manager) is FullAttentionManager
 
 
-def why_not(manager: Any) -> str | None:
+def why_not_groups(manager: Any) -> str | None:
     """Say why no policy can choose among the blocks of a manager of several groups; None if one can."""
     from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
     from vllm.v1.core.single_type_kv_cache_manager import (

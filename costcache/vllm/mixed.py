@@ -91,7 +91,8 @@ class MixedBlocks(Blocks):
         start = held.length * runs.size
         runs.advance(held, held.tables[self._groups.first.number], count, new=new)
         if isinstance(runs, EndRuns):
-            for boundary in self._groups.boundaries(request, held.tables, start, count * runs.size):
+            stop = count * runs.size
+            for boundary in self._groups.boundaries(request, held.tables, start, stop, ended=not new):
                 runs.mark(request, held, boundary)
 
     def _hold(self, runs: WideRuns, life: Life, request: Any) -> Held:

@@ -29,6 +29,7 @@ from costcache.plugins import PluginManager
 from costcache.settings import Settings
 from costcache.vllm.blocks import attach
 from costcache.vllm.ends import WideRuns
+from costcache.vllm.registration import tokens_per_block
 from costcache.vllm.runs import Run
 
 kv_cache_utils.init_none_hash(sha256)
@@ -95,7 +96,8 @@ class Server:
         self.size = self.pool.hash_block_size
         self._hasher = kv_cache_utils.get_request_block_hasher(self.size, sha256)
         if self.policy is not None:
-            binding = self.policy if isinstance(self.policy, Binding) else bind(self.policy, self.size)
+            size = tokens_per_block(self.manager)
+            binding = self.policy if isinstance(self.policy, Binding) else bind(self.policy, size)
             attach(self.manager, binding)
 
     def request(self, name: str, prompt: list[int], output: int = 64, **more: Any) -> Any:
@@ -228,7 +230,7 @@ class Server:
         children: dict[int, int] = {}
         for run in records:
             assert isinstance(run, Run)
-            assert run.tokens == len(run.blocks) * self.size > 0
+            assert run.tokens == len(run.blocks) * runs.size > 0
             assert run.parent is not None
             assert run.depth == run.parent.depth + run.parent.tokens
             children[id(run.parent)] = children.get(id(run.parent), 0) + 1
