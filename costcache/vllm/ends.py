@@ -320,6 +320,7 @@ class WideRuns(Runs):
             yield block
             block = block.next_free_block
         yield from list(self.spare.values())
+        seen: set[int] = set()
         named: list[Victim] = []
         try:
             while (victim := pool.next_victim()) is not None:
@@ -327,7 +328,10 @@ class WideRuns(Runs):
                 run = victim.record
                 if not isinstance(run, WideRun):
                     break
-                yield from self._blocks_of(victim, run)
+                for block in self._blocks_of(victim, run):
+                    if block.block_id not in seen:
+                        seen.add(block.block_id)
+                        yield block
         finally:
             for victim in named:
                 pool.defer(victim)

@@ -77,13 +77,11 @@ class EndsBeside(StateOrder):
         super().__init__()
         self._order = leaves
         self._count = 0
-        self._out: set[int] = set()  # named, and neither evicted nor deferred
         self._ends: list[tuple[int, int, NodeRecord]] = []  # a heap of those within paths
 
     def next_victim(self, pool: str) -> Victim | None:
         victim = self._next()
         if victim is not None:
-            self._named = victim.record
             self._out.add(victim.record.serial)
         return victim
 
@@ -160,13 +158,11 @@ class EndsBeside(StateOrder):
 
     def detach(self, record: NodeRecord) -> None:
         self._count -= 1
-        self._named = None
         self._out.discard(record.serial)
         if record.is_evictable:
             self._queue_dead(record)
 
     def remove(self, record: NodeRecord) -> None:
-        self._named = None
         self._out.discard(record.serial)
         self._order.remove(record)
         parent = record.parent
@@ -183,7 +179,6 @@ class EndsBeside(StateOrder):
 
     def defer(self, victim: Victim) -> None:
         record = victim.record
-        self._named = None
         self._out.discard(record.serial)
         self._order.defer(victim)
         if record.parent is None:

@@ -55,7 +55,7 @@ def mixed(blocks: int, *specs: KVCacheSpec, retention: int | None = 0, **more: A
         config,
         max_model_len=1 << 22,
         scheduler_block_size=lcm(*sizes),
-        hash_block_size=min(sizes),
+        hash_block_size=more.pop("hash_block_size", min(sizes)),
         enable_caching=True,
         **more,
     )
