@@ -25,10 +25,11 @@ class Group:
         manager: vLLM's manager of the group.
         number: Its place among the groups, and in the tables of a request.
         size: Tokens per block.
+        chunk: Tokens of a chunk of local attention; None in other groups.
         ahead: Blocks that have to be there beyond the boundary, which a drafter recomputes: 0 or 1.
     """
 
-    __slots__ = ("_chunk", "_window", "ahead", "manager", "number", "size")
+    __slots__ = ("_window", "ahead", "chunk", "manager", "number", "size")
 
     def __init__(self, manager: Any, number: int) -> None:
         spec = manager.kv_cache_spec
@@ -36,7 +37,7 @@ class Group:
         self.number = number
         self.size: int = manager.block_size
         self.ahead = int(manager.use_eagle)
-        self._chunk: int | None = getattr(spec, "attention_chunk_size", None)
+        self.chunk: int | None = getattr(spec, "attention_chunk_size", None)
         window: int | None = getattr(spec, "sliding_window", None)
         # A state is one block, the last; of a window the token itself is not needed.
         self._window = 1 if window is None else -(-(window - 1) // self.size)
@@ -46,8 +47,8 @@ class Group:
     def span(self, boundary: int) -> tuple[int, int]:
         """First block that a request needs to resume at a boundary, and the end of those blocks."""
         stop = boundary // self.size + self.ahead
-        if self._chunk is not None:
-            return boundary // self._chunk * self._chunk // self.size, stop
+        if self.chunk is not None:
+            return boundary // self.chunk * self.chunk // self.size, stop
         return max(0, stop - self._window - self.ahead), stop
 
 
@@ -126,6 +127,8 @@ class Groups:
             first = start // self._retention + 1
             found.update(range(first * self._retention, stop + 1, self._retention))
         for group in self.ends:
+            if group.chunk is not None:  # a new chunk needs nothing of those before it
+                found.update(range(group.chunk, stop + 1, group.chunk))
             if hasattr(group.manager, "mamba_cache_mode"):
                 size, table = group.size, tables[group.number]
                 found.update(

@@ -35,7 +35,9 @@ def rank_ends(binding: Binding, pools: tuple[PoolState, ...]) -> tuple[str, Vict
         reserved=pool.reserved // bytes_per_token,
     )
     name, order = binding.make_order((tokens,))
-    return name, EndsByKey(order) if isinstance(order, KeyedOrder) else EndsBeside(order)
+    if binding.spec.leaves_only and isinstance(order, KeyedOrder):
+        return name, EndsByKey(order)
+    return name, EndsBeside(order)
 
 
 class EndsByKey(StateOrder):

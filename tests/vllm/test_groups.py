@@ -258,7 +258,7 @@ def test_vllms_own_list_takes_over_from_our_own_mistakes(
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
         calls.append(method)
-        if len(calls) == 20:
+        if len(calls) == (3 if method == "lose" else 20):
             raise ZeroDivisionError("ours")
         return original(*args, **kwargs)
 
