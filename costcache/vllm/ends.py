@@ -73,7 +73,7 @@ class End(State):
 
     @property
     def locks(self) -> int:
-        # Without its run it would not free a block.
+        """Locks on it: blocks in use; or 1 if it has none of its own, and so would free none by itself."""
         return self.held or int(not self.alone and self.run.live_children > 0)
 
     @locks.setter
@@ -153,7 +153,7 @@ class WideRuns(Runs):
         return run
 
     def _drop_tail(self, run: Run, keep: int) -> None:
-        """Report that all but the first blocks of a leaf are gone. They are spare, if nothing else has them."""
+        """Report that all but the first blocks of a leaf are gone: spare, if nothing else has them."""
         gone = run.blocks[keep:]
         gone.reverse()
         if isinstance(run, WideRun):
@@ -226,8 +226,10 @@ class WideRuns(Runs):
     def _with(self, block: Any) -> WideRun | None:
         """The run that has a block."""
         for run in self.pool.live.values():
-            if isinstance(run, WideRun) and any(each is block for row in (run.blocks, *run.rows) for each in row):
-                return run
+            if isinstance(run, WideRun):
+                for row in (run.blocks, *run.rows):
+                    if any(each is block for each in row):
+                        return run
         return None
 
     def _position(self, run: WideRun, block: Any) -> int:
@@ -409,7 +411,9 @@ class EndRuns(WideRuns):
 
     # -- ends --------------------------------------------------------------------------------
 
-    def mark(self, request: Any, held: Held, boundary: int, *, found: bool = False, counts: bool = False) -> None:
+    def mark(
+        self, request: Any, held: Held, boundary: int, *, found: bool = False, counts: bool = False
+    ) -> None:
         """Keep what a request holds of the end at a boundary of its path, if that is complete.
 
         Args:
@@ -434,13 +438,23 @@ class EndRuns(WideRuns):
             return
         end = run.state
         if isinstance(end, End):
-            if found and any(block.block_id not in self._ends or end not in self._ends[block.block_id] for block in blocks):
+            if found and any(end not in self._ends.get(block.block_id, ()) for block in blocks):
                 self._swap(end, blocks)  # a copy of it was found
         else:
             end = self._attach(run, blocks)
         if found:
             end.recent = True
             self.pool.consume(run, counts=counts)
+
+    def release(self, held: Held) -> None:
+        """The blocks of a request were freed; see the base class. An end without blocks goes by its run."""
+        run: NodeRecord | None = held.run
+        super().release(held)
+        while isinstance(run, WideRun):
+            end = run.state
+            if isinstance(end, End) and not end.blocks:
+                end.recency = run.recency
+            run = run.parent
 
     def _proof(self, request: Any, table: list[Any], group: Any, boundary: int) -> Any:
         """The cached block of full attention after a boundary; None if there is none."""

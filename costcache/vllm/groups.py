@@ -94,7 +94,7 @@ class Groups:
         return bool(self.ends)
 
     def cached(self, request_id: str) -> int:
-        """Blocks of the first group that a request has cached, as far as the other full groups have theirs."""
+        """Blocks of the first group that a request has cached, as far as the others have theirs, too."""
         first = self.first
         count: int = first.manager.num_cached_block.get(request_id, 0)
         for group in self.others:
@@ -103,7 +103,7 @@ class Groups:
         return count
 
     def tables(self, request_id: str) -> list[list[Any]]:
-        """vLLM's lists of the blocks of a request, of all groups."""
+        """Return vLLM's lists of the blocks of a request, of all groups."""
         return [manager.req_to_blocks[request_id] for manager in self._managers]
 
     def boundaries(

@@ -42,7 +42,7 @@ class MixedBlocks(Blocks):
         coordinator.allocate_new_computed_blocks = self.allocate_new_computed_blocks
         coordinator.cache_blocks = self.cache_blocks
 
-    def _make_runs(self, manager: Any, binding: Binding) -> Runs:
+    def _make_runs(self, manager: Any, binding: Binding) -> Runs:  # noqa: ARG002  # the groups have it
         groups = self._groups
         self._group = groups.first.manager
         kind = EndRuns if groups.needs_ends else WideRuns

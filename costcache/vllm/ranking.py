@@ -81,7 +81,7 @@ class EndsBeside(StateOrder):
         self._count = 0
         self._ends: list[tuple[int, int, NodeRecord]] = []  # a heap of those within paths
 
-    def next_victim(self, pool: str) -> Victim | None:
+    def next_victim(self, pool: str) -> Victim | None:  # noqa: ARG002  # there is one
         victim = self._next()
         if victim is not None:
             self._out.add(victim.record.serial)
@@ -92,7 +92,7 @@ class EndsBeside(StateOrder):
         if dead is not None:
             return Victim(dead)
         within, leaf = self._next_within(), self._order.next_victim("kv")
-        while leaf is not None and leaf.record.serial in self._out:  # it could not be evicted when it was dead
+        while leaf is not None and leaf.record.serial in self._out:  # it was dead, and refused
             leaf = self._order.next_victim("kv")
         if within is None or within.state is None:
             return leaf

@@ -20,8 +20,6 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request, RequestStatus
 
-from tests.vllm.ends import check_ends
-
 from costcache.binding import Binding
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
@@ -31,6 +29,7 @@ from costcache.vllm.blocks import attach
 from costcache.vllm.ends import WideRuns
 from costcache.vllm.registration import tokens_per_block
 from costcache.vllm.runs import Run
+from tests.vllm.ends import check_ends
 
 kv_cache_utils.init_none_hash(sha256)
 

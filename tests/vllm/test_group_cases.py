@@ -74,7 +74,7 @@ def deepseek_v4(retention: int | None) -> Any:
 
 @pytest.mark.parametrize("prompts", [8, 16])
 def test_prompts_that_are_sent_again_on_five_groups(prompts: int) -> None:
-    """vLLM 42948, at an eighth of its lengths: DeepSeek-V4-Flash, of five groups of blocks of 4 to 256 tokens."""
+    """vLLM 42948, at an eighth of its lengths: DeepSeek-V4-Flash, whose blocks have 4 to 256 tokens."""
     assert resent(deepseek_v4(None), None, prompts) == 0
     for policy in ("lru", "hazard"):
         assert resent(deepseek_v4(None), policy, prompts) == 100

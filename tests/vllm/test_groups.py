@@ -156,7 +156,9 @@ def test_lru_evicts_what_vllm_would_but_worthless_blocks_first(model: str, seed:
         server.serve(str(number), prompts[-1], [5] * rng.randrange(1, 40), chunk=rng.choice((None, 64)))
     oracle, useful = Oracle(server, prompts), 0
     while (first := oracle.first()) is not None:
-        (victim,) = server.pool.get_new_blocks(0) or [next(server.pool.free_block_queue.iter_blocks_after(None))]
+        (victim,) = server.pool.get_new_blocks(0) or [
+            next(server.pool.free_block_queue.iter_blocks_after(None))
+        ]
         worthless = victim.block_hash is None or oracle.worthless(victim)
         if not worthless and victim is not first:
             assert oracle.worthless(victim, first) or oracle.worthless(first, victim)
