@@ -202,7 +202,7 @@ class WideRuns(Runs):
         self.spare.pop(number, None)
 
     def _replace(self, run: WideRun, block: Any) -> bool:
-        """Let a run that is in use have the copy of a block that its request holds; returns whether it does."""
+        """Let a run in use have the copy of a block that its request holds; returns whether it does."""
         for group, row in zip(self.groups.others, run.rows, strict=True):
             for at, each in enumerate(row):
                 if each is block:
@@ -307,6 +307,9 @@ class WideRuns(Runs):
     def forget(self, block: Any, at: int) -> bool:
         """Take a block that lost its contents out of its run, with all that follows; see the base class."""
         run = self._search(block, at)
+        if run is not None and run.locks:  # nobody holds the block: its request has a copy
+            self._settle()
+            run = self._search(block, at)
         if run is None:
             return False
         for record in reversed(self._below(run)):

@@ -403,6 +403,9 @@ class Runs:
             Whether it was in a run.
         """
         run = self._search(block, at)
+        if run is not None and run.locks:  # nobody holds the block: its request has a copy
+            self._settle()
+            run = self._search(block, at)
         if run is None:
             return False
         gone: list[Any] = []

@@ -139,6 +139,7 @@ class Fuzz:
             held = [block for block, _ in zip(free, range(5), strict=False) if block.block_hash is not None]
             server.pool.touch(held)
             server.pinned.append(held)
+            server.connected = True
 
     def _disconnect(self) -> None:
         for server in self.servers:

@@ -79,6 +79,7 @@ class Server:
         running: Requests that hold blocks, by id.
         deferred: Blocks of requests that ended while a step was under way.
         pinned: Blocks that a connector holds.
+        connected: Whether a connector has ever held blocks.
         hits: Tokens found.
     """
 
@@ -88,6 +89,7 @@ class Server:
     running: dict[str, Any] = field(default_factory=dict)
     deferred: deque[list[Any]] = field(default_factory=deque)
     pinned: list[list[Any]] = field(default_factory=list)
+    connected: bool = False
     hits: int = 0
 
     def __post_init__(self) -> None:
@@ -222,6 +224,8 @@ class Server:
             return
         if isinstance(runs, WideRuns):
             check_ends(self, runs)
+        if self.connected and not self.pinned:
+            runs._settle()  # while a connector holds a copy, a path may lead through it
         records = runs.pool.records()
         assert sum(record.tokens for record in records) == runs.pool.cached
         assert sum(record.tokens for record in records if record.locks) == runs.pool.pinned

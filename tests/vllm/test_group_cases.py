@@ -118,5 +118,5 @@ HYBRIDS: dict[str, Callable[[int | None], Any]] = {
 def test_conversations_beside_documents(hybrid: str, kept: int | None) -> None:
     """States and KV push each other out, as on Qwen3-Next; and windows and KV, as on gpt-oss."""
     stock, lru, hazard = (chats(HYBRIDS[hybrid](kept), policy) for policy in (None, "lru", "hazard"))
-    assert lru >= stock
+    assert lru > stock - 0.5
     assert hazard > stock + 2
