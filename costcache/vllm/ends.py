@@ -197,24 +197,26 @@ class WideRuns(Runs):
         """A free block has lost its contents, or is about to: what cannot be found without it is spare."""
         number = block.block_id
         while number in self._kv and (run := self._with(block)) is not None:
-            if not (run.locks and self._replace(run, block)):
-                self.forget(block, self._position(run, block))
+            if run.locks and all(each is not block for each in run.blocks) and self._replace(run, block):
+                continue
+            self.forget(block, self._position(run, block))
         self.spare.pop(number, None)
 
     def _replace(self, run: WideRun, block: Any) -> bool:
-        """Let a run in use have the copy of a block that its request holds; returns whether it does."""
+        """Let a run in use do without a block of another group: its request holds a copy, as a rule."""
         for group, row in zip(self.groups.others, run.rows, strict=True):
             for at, each in enumerate(row):
                 if each is block:
                     number = run.depth // group.size + at
+                    copy = self._vllm.null_block
                     for held in self._held:
                         table = held.tables[group.number]
-                        copy = table[number] if number < len(table) and _has(held, run) else block
-                        if copy is not block and copy.block_hash is not None:
-                            row[at] = copy
-                            self._enter(copy)
-                            self._leave(block)
-                            return True
+                        if number < len(table) and table[number].block_hash is not None and _has(held, run):
+                            copy = table[number]
+                    row[at] = copy
+                    self._enter(copy)
+                    self._leave(block)
+                    return copy is not block
         return False
 
     def lose_in_use(self, block: Any) -> None:
