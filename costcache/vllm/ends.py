@@ -197,8 +197,6 @@ class WideRuns(Runs):
         """A free block has lost its contents, or is about to: what cannot be found without it is spare."""
         number = block.block_id
         while number in self._kv and (run := self._with(block)) is not None:
-            if run.locks and all(each is not block for each in run.blocks) and self._replace(run, block):
-                continue
             self.forget(block, self._position(run, block))
         self.spare.pop(number, None)
 
@@ -216,7 +214,7 @@ class WideRuns(Runs):
                     row[at] = copy
                     self._enter(copy)
                     self._leave(block)
-                    return copy is not block
+                    return True
         return False
 
     def lose_in_use(self, block: Any) -> None:
@@ -314,6 +312,8 @@ class WideRuns(Runs):
             run = self._search(block, at)
         if run is None:
             return False
+        if isinstance(run, WideRun) and run.locks and self._replace(run, block):
+            return True
         for record in reversed(self._below(run)):
             if isinstance(record, WideRun):
                 self._drop_tail(record, at - run.depth // self.size if record is run else 0)
