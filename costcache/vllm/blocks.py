@@ -22,24 +22,12 @@ if TYPE_CHECKING:
 
     from costcache.binding import Binding
 
-__all__ = ["Blocks", "attach"]
+__all__ = ["NAME", "Blocks"]
 
 logger = logging.getLogger("costcache")
 
 NAME = "costcache"
 """Attribute of vLLM's block pool that has the :class:`Blocks`."""
-
-
-def attach(manager: Any, binding: Binding) -> Blocks:
-    """Let a policy choose the victims of a KV cache manager."""
-    if len(manager.coordinator.single_type_managers) == 1:
-        blocks = Blocks(manager, binding)
-    else:
-        from costcache.vllm.mixed import MixedBlocks
-
-        blocks = MixedBlocks(manager, binding)
-    setattr(manager.block_pool, NAME, blocks)
-    return blocks
 
 
 class Blocks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from costcache.vllm.blocks import Blocks
+from costcache.vllm.blocks import NAME, Blocks
 from costcache.vllm.ends import EndRuns, WideRuns
 from costcache.vllm.groups import Groups
 from costcache.vllm.requests import info, life_of
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from costcache.vllm.requests import Life
     from costcache.vllm.runs import Held, Runs
 
-__all__ = ["MixedBlocks"]
+__all__ = ["MixedBlocks", "attach"]
+
+
+def attach(manager: Any, binding: Binding) -> Blocks:
+    """Let a policy choose the victims of a KV cache manager, of one group or of several."""
+    kind = Blocks if len(manager.coordinator.single_type_managers) == 1 else MixedBlocks
+    blocks = kind(manager, binding)
+    setattr(manager.block_pool, NAME, blocks)
+    return blocks
 
 
 class MixedBlocks(Blocks):

@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from costcache._version import described
-from costcache.vllm.blocks import attach
 from costcache.vllm.build import bind, is_tested, read_config, serving
+from costcache.vllm.mixed import attach
 
 if TYPE_CHECKING:
     from costcache.binding import Binding

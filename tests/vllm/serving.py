@@ -25,8 +25,8 @@ from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.settings import Settings
-from costcache.vllm.blocks import attach
 from costcache.vllm.ends import WideRuns
+from costcache.vllm.mixed import attach
 from costcache.vllm.registration import tokens_per_block
 from costcache.vllm.runs import Run
 from tests.vllm.ends import check_ends
