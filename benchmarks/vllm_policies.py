@@ -43,7 +43,7 @@ from costcache.binding import Binding
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.settings import Settings
-from costcache.vllm.blocks import attach
+from costcache.vllm.mixed import attach
 
 PAGE = 512
 """Tokens of a page of the trace."""

@@ -729,6 +729,7 @@ class Pool:
         guard, take, goal, name, freed = self.book._guard, self.take, eviction.goal, self.name, 0
         victims, trims = eviction._victims, 0
         deferred: dict[int, Victim] = {}
+        passed: set[int] = set()
         locked = False
         live = None if self.book._watch is None else self.book.live
         while freed < goal:
@@ -740,9 +741,12 @@ class Pool:
                 continue
             record, action, _ = victim
             if deferred and record.serial in deferred:
-                if guard.fallbacks:
-                    break
-                guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
+                if not guard.fallbacks:
+                    guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
+                elif record.serial in passed:
+                    break  # LRU, too, knows no others
+                else:
+                    passed.add(record.serial)  # LRU does not know what was deferred before it took over
                 continue
             if live is not None and live.get(record.serial) is not record and not guard.fallbacks:
                 # A plugin may name a node of another cache, which the host could take for its own.

@@ -39,7 +39,7 @@ class StateOrder(VictimOrder):
         self._dead: list[tuple[int, int, NodeRecord]] = []
         self._known: dict[int, NodeRecord] = {}
         self._parked: list[NodeRecord] = []
-        self._named: NodeRecord | None = None
+        self._out: set[int] = set()  # serials of those named, and neither evicted nor deferred yet
         self._requests = 0
         self._due = self.period
 
@@ -60,16 +60,19 @@ class StateOrder(VictimOrder):
 
     def detach(self, record: NodeRecord) -> None:
         self._forget(record)
-        self._named = None
+        self._out.discard(record.serial)
         if record.is_evictable:
             self._queue_dead(record)
 
     def consume(self, record: NodeRecord) -> None:
         self._queue(record)
 
+    def trim(self, record: NodeRecord, tokens: int) -> None:
+        self._out.discard(record.serial)  # the rest stays queued, and may be named again
+
     def remove(self, record: NodeRecord) -> None:
         self._forget(record)
-        self._named = None
+        self._out.discard(record.serial)
         parent = record.parent
         if parent is not None and parent.is_evictable:
             self._offer(parent)
@@ -82,7 +85,7 @@ class StateOrder(VictimOrder):
         self._requests += 1
 
     def defer(self, victim: Victim) -> None:
-        self._named = None
+        self._out.discard(victim.record.serial)
         if victim.record.parent is not None:
             self._offer(victim.record)
 
@@ -97,7 +100,7 @@ class StateOrder(VictimOrder):
         if pool != "state":
             record = self._next_dead()
             if record is not None:
-                self._named = record
+                self._out.add(record.serial)
                 return Victim(record)
         heap, leaves_only = (self._leaves, True) if pool == "kv" else (self._all, False)
         moved = 0
@@ -106,22 +109,26 @@ class StateOrder(VictimOrder):
             queued = record.queued
             if record.state is None or queued is None or (queued is not score and queued != score):
                 heapq.heappop(heap)
-            elif record is self._named:
+            elif record.serial in self._out:
                 heapq.heappop(heap)  # it could not be evicted: defer queues it again
             elif leaves_only and record.live_children:
                 heapq.heappop(heap)  # queued again when it becomes a leaf
-            elif record.state.locks if record.live_children or pool == "state" else record.locks:
+            elif record.state.locks if self._goes_alone(record, pool) else record.locks:
                 self._parked.append(heapq.heappop(heap)[2])
             elif self._is_current(heap, record, score, moved):
-                self._named = record
+                self._out.add(record.serial)
                 # Locked KV and the KV of a node with children are not evictable: then the state is evicted
                 # alone.
                 alone = record.live_children or record.locks
                 return Victim(record, Action.TOMBSTONE if alone else Action.DELETE)
             else:
                 moved += 1
-        self._named = None
         return None
+
+    @staticmethod
+    def _goes_alone(record: NodeRecord, pool: str) -> bool:
+        """Whether the state of a record is evicted alone, however its KV is locked."""
+        return bool(record.live_children or pool == "state" or (pool == "memory" and record.locks))
 
     def _is_current(
         self, heap: list[tuple[Any, int, NodeRecord]], record: NodeRecord, score: Any, moved: int
@@ -140,7 +147,7 @@ class StateOrder(VictimOrder):
         dead = self._dead
         while dead:
             _, _, record = dead[0]
-            if record.is_dead and not record.locks and record is not self._named:
+            if record.is_dead and not record.locks and record.serial not in self._out:
                 return record
             heapq.heappop(dead)
         return None

@@ -22,19 +22,12 @@ if TYPE_CHECKING:
 
     from costcache.binding import Binding
 
-__all__ = ["Blocks", "attach"]
+__all__ = ["NAME", "Blocks"]
 
 logger = logging.getLogger("costcache")
 
 NAME = "costcache"
 """Attribute of vLLM's block pool that has the :class:`Blocks`."""
-
-
-def attach(manager: Any, binding: Binding) -> Blocks:
-    """Let a policy choose the victims of a KV cache manager of one group with full attention."""
-    blocks = Blocks(manager, binding)
-    setattr(manager.block_pool, NAME, blocks)
-    return blocks
 
 
 class Blocks:
@@ -51,8 +44,7 @@ class Blocks:
         """Replace the methods."""
         self._pool = pool = manager.block_pool
         self._queue = queue = pool.free_block_queue
-        self._group = manager.coordinator.single_type_managers[0]
-        runs = Runs(binding, pool, self)
+        runs = self._make_runs(manager, binding)
         self.runs: Runs | None = runs
         self.sent = Sent(runs.pool)
         self.leaving: dict[int, Held] = {}
@@ -74,6 +66,10 @@ class Blocks:
         ):
             for name in names:
                 setattr(thing, name, getattr(self, name))
+
+    def _make_runs(self, manager: Any, binding: Binding) -> Runs:
+        self._group = manager.coordinator.single_type_managers[0]
+        return Runs(binding, self._pool, self)
 
     def give_up(self, what: str, error: Exception) -> None:
         """Leave the choice to vLLM's own LRU from now on."""

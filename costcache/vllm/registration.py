@@ -8,12 +8,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from costcache._version import described
-from costcache.vllm.blocks import attach
 from costcache.vllm.build import bind, is_tested, read_config, serving
 from costcache.vllm.metrics import Sent
+from costcache.vllm.mixed import attach
 
 if TYPE_CHECKING:
     from costcache.binding import Binding
+    from costcache.vllm.blocks import Blocks
     from costcache.vllm.build import VllmSettings
 
 __all__ = ["choose", "register", "why_not"]
@@ -118,14 +119,12 @@ def choose(manager: Any, vllm_config: Any, settings: VllmSettings) -> bool:
         PluginError: No plugin or policy can serve the model.
         ConfigError: The model's config cannot be read.
     """
-    groups = manager.coordinator.single_type_managers
-    binding = bind(vllm_config, settings, groups[0].block_size if groups else 1)
+    binding = bind(vllm_config, settings, tokens_per_block(manager))
     reason = why_not(manager)
     if reason is not None:
         logger.warning("costcache: vLLM's own LRU stays in force: %s", reason)
         return False
-    attach(manager, binding)
-    _log(manager.block_pool, binding)
+    _log(attach(manager, binding), manager, binding)
     return True
 
 
@@ -136,9 +135,12 @@ def why_not(manager: Any) -> str | None:
     groups, pool = manager.coordinator.single_type_managers, manager.block_pool
     if not manager.enable_caching:
         return "prefix caching is off, so there is nothing to decide"
-    if len(groups) != 1:
-        kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
-        return f"the model has {len(groups)} KV cache groups ({kinds or 'none'}), and only one is served"
+    if len(groups) > 1:
+        from costcache.vllm.groups import why_not_groups
+
+        return why_not_groups(manager)
+    if not groups:
+        return "the model has no KV cache groups"
     if type(groups[0]) is not FullAttentionManager:
         return f"its layers are of the kind {type(groups[0].kv_cache_spec).__name__}, not full attention"
     if pool.hash_block_size != groups[0].block_size:
@@ -146,20 +148,34 @@ def why_not(manager: Any) -> str | None:
     return None
 
 
-def _log(pool: Any, binding: Binding) -> None:
+def tokens_per_block(manager: Any) -> int:
+    """Tokens of a block of full attention; of any block if there is none."""
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+    groups = manager.coordinator.single_type_managers
+    sizes: list[int] = [group.block_size for group in groups if type(group) is FullAttentionManager]
+    return sizes[0] if sizes else groups[0].block_size if groups else 1
+
+
+def _log(blocks: Blocks, manager: Any, binding: Binding) -> None:
     from vllm import __version__
 
+    if blocks.runs is None:
+        return  # it has given up already, and said why
+    kv, pool, groups = blocks.runs.pool, manager.block_pool, len(manager.coordinator.single_type_managers)
     architecture = binding.architecture
     logger.info(
-        "costcache %s: vLLM %s, plugin %r (specificity %d) for %s, policy %r, pool 'kv' of %d blocks of %d "
-        "tokens (%s B per token by the cost model)",
+        "costcache %s: vLLM %s, plugin %r (specificity %d) for %s, policy %r, pool %r of %d blocks of %d "
+        "tokens (%s B per token by the cost model)%s",
         described(),
         __version__,
         architecture.name,
         architecture.specificity,
         architecture.model.architecture,
-        binding.policy,
+        kv.policy,
+        kv.name,
         pool.num_gpu_blocks - 1,
         binding.page_size,
         f"{binding.cost.token.kv_bytes:,}",
+        "" if groups < 2 else f", shared by {groups} KV cache groups",
     )

@@ -85,16 +85,18 @@ class Held:
     Attributes:
         request: The request's record.
         blocks: Its blocks, in order: vLLM's own list, once it has computed some.
+        tables: vLLM's lists of its blocks in all KV cache groups, if there are several.
         length: Blocks of the path.
         run: The last run of the path, which is pinned.
         info: The facts known of the request, once it has finished.
     """
 
-    __slots__ = ("blocks", "info", "length", "request", "run")
+    __slots__ = ("blocks", "info", "length", "request", "run", "tables")
 
     def __init__(self, request: RequestRecord, root: NodeRecord) -> None:
         self.request = request
         self.blocks: Sequence[Any] = ()
+        self.tables: Sequence[list[Any]] = ()
         self.length = 0
         self.run = root
         self.info: RequestInfo | None = None
@@ -134,8 +136,11 @@ class Runs:
         self._queue = vllm.free_block_queue
         self._held: dict[Held, None] = {}  # a set in order
         self._first: dict[int, Run] = {}  # runs by the id of their first block
-        self.pool: Pool = binding.pool("kv", self.take, capacity=(len(vllm.blocks) - 1) * self.size)
+        self.pool: Pool = self._make_pool(binding)
         self.evict: Callable[[int], Any] = self.pool.evict
+
+    def _make_pool(self, binding: Binding) -> Pool:
+        return binding.pool("kv", self.take, capacity=(len(self._vllm.blocks) - 1) * self.size)
 
     def _run_of(self, blocks: Sequence[Any], at: int, *, found: bool = False) -> Run | None:
         """The run that has a block of a request; None if no run has it.
@@ -199,13 +204,17 @@ class Runs:
             stop = end if new else at + 1
             while stop < end and self._run_of(blocks, stop, found=found) is None:
                 stop += 1
-            run = Run(parent, (stop - at) * self.size, at * self.size, list(blocks[at:stop]))
+            run = self._new(held, parent, at, stop)
             self._first[blocks[at].block_id] = run
             pool.insert(run, request)
             parent, at = run, stop
         held.run, held.length = parent, end
         pool.pin(parent)
         pool.unpin(last)
+
+    def _new(self, held: Held, parent: NodeRecord, at: int, stop: int) -> Run:
+        """A run of the blocks ``at`` to ``stop`` of a request."""
+        return Run(parent, (stop - at) * self.size, at * self.size, list(held.blocks[at:stop]))
 
     def _walk(
         self, blocks: Sequence[Any], at: int, end: int, parent: NodeRecord, *, found: bool = False
@@ -238,7 +247,7 @@ class Runs:
 
     def _split(self, run: Run, count: int) -> Run:
         """Split the first blocks off a run; returns them as a run of their own."""
-        prefix = Run(run.parent, count * self.size, run.depth, run.blocks[:count])
+        prefix = type(run)(run.parent, count * self.size, run.depth, run.blocks[:count])
         run.blocks = run.blocks[count:]
         for part in (prefix, run):
             self._first[part.blocks[0].block_id] = part
@@ -401,17 +410,13 @@ class Runs:
             Whether it was in a run.
         """
         run = self._search(block, at)
+        if run is not None and run.locks:  # nobody holds the block: its request has a copy
+            self._settle()
+            run = self._search(block, at)
         if run is None:
             return False
-        after: dict[NodeRecord | None, list[NodeRecord]] = {}
-        if run.live_children:
-            for record in self.pool.live.values():
-                after.setdefault(record.parent, []).append(record)
-        below: list[NodeRecord] = [run]
-        for record in below:  # which grows
-            below += after.get(record, ())
         gone: list[Any] = []
-        for record in reversed(below):
+        for record in reversed(self._below(run)):
             if isinstance(record, Run):
                 keep = at - run.depth // self.size if record is run else 0
                 gone += record.blocks[keep:]
@@ -419,6 +424,17 @@ class Runs:
         self.stray |= {each.block_id: each for each in gone if each.ref_cnt}
         self._adapter.discard([each for each in gone if not each.ref_cnt and each is not block])
         return True
+
+    def _below(self, run: Run) -> list[NodeRecord]:
+        """A run and all that follows it, parents first."""
+        after: dict[NodeRecord | None, list[NodeRecord]] = {}
+        if run.live_children:
+            for record in self.pool.live.values():
+                after.setdefault(record.parent, []).append(record)
+        below: list[NodeRecord] = [run]
+        for record in below:  # which grows
+            below += after.get(record, ())
+        return below
 
     def gather(self, blocks: Sequence[Any]) -> None:
         """Stray blocks among these were let go: nobody can find them, unless a request has in between."""

@@ -31,9 +31,26 @@ MODEL: dict[str, Any] = {
 }
 """A Llama with random weights: its config is all that the engine needs."""
 
+WINDOWS: dict[str, Any] = {
+    **{name: value for name, value in MODEL.items() if name not in {"architectures", "model_type"}},
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 6,
+    "layer_types": [*["sliding_attention"] * 4, *["full_attention"] * 2],
+    "sliding_window": 96,
+    "query_pre_attn_scalar": 32,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+"""A Gemma 3 likewise: two groups of sliding windows and one of full attention."""
+
 
 def run_engine(
-    folder: Path, costcache: Any = None, environment: dict[str, str] | None = None, **options: Any
+    folder: Path,
+    costcache: Any = None,
+    environment: dict[str, str] | None = None,
+    *,
+    config: Any = MODEL,
+    **options: Any,
 ) -> tuple[dict[str, Any], str]:
     """Answer prompts in an engine of its own.
 
@@ -41,12 +58,13 @@ def run_engine(
         folder: Where to put the model.
         costcache: The entry ``costcache`` of the additional config, None for stock.
         environment: More variables.
+        config: The model's config.
         options: ``rounds`` of 8 prompts, and arguments of vLLM's ``LLM``.
 
     Returns:
         What :func:`main` printed as JSON, and the engine's log.
     """
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "config.json").write_text(json.dumps(config))
     given = {"model": str(folder), "costcache": costcache, **options}
     done = subprocess.run(
         [sys.executable, __file__, json.dumps(given)],
@@ -95,7 +113,7 @@ def main() -> None:
         max_model_len=1024,
         max_num_seqs=4,
         block_size=32,
-        num_gpu_blocks_override=101,
+        num_gpu_blocks_override=given.pop("num_gpu_blocks_override", 101),
         enable_prefix_caching=True,
         disable_log_stats=False,
         seed=0,

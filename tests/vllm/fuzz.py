@@ -148,6 +148,7 @@ class Fuzz:
             server.pool.touch(held)
             server.pinned.append(held)
             self.named |= {block.block_id: block.block_hash for block in held}
+            server.connected = True
 
     def _disconnect(self) -> None:
         for server in self.servers:

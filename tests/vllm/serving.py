@@ -12,7 +12,13 @@ from vllm import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+)
 from vllm.v1.request import Request, RequestStatus
 
 from costcache.binding import Binding
@@ -20,8 +26,11 @@ from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.settings import Settings
-from costcache.vllm.blocks import attach
+from costcache.vllm.ends import WideRuns
+from costcache.vllm.mixed import attach
+from costcache.vllm.registration import tokens_per_block
 from costcache.vllm.runs import Run
+from tests.vllm.ends import check_ends
 
 kv_cache_utils.init_none_hash(sha256)
 
@@ -61,6 +70,11 @@ def bind(policy: str, size: int = SIZE, *, plugins: PluginManager | None = None,
     )
 
 
+def _ids(*allocated: Any) -> list[int]:
+    """Ids of blocks in all groups."""
+    return [number for blocks in allocated for group in blocks.get_block_ids() for number in group]
+
+
 @dataclass
 class Server:
     """One manager and its requests.
@@ -73,6 +87,7 @@ class Server:
         running: Requests that hold blocks, by id.
         deferred: Blocks of requests that ended while a step was under way.
         pinned: Blocks that a connector holds.
+        connected: Whether a connector has ever held blocks.
         hits: Tokens found.
     """
 
@@ -83,6 +98,7 @@ class Server:
     running: dict[str, Any] = field(default_factory=dict)
     deferred: deque[list[Any]] = field(default_factory=deque)
     pinned: list[list[Any]] = field(default_factory=list)
+    connected: bool = False
     hits: int = 0
 
     def __post_init__(self) -> None:
@@ -90,7 +106,8 @@ class Server:
         self.size = self.pool.hash_block_size
         self._hasher = kv_cache_utils.get_request_block_hasher(self.size, self.hashing)
         if self.policy is not None:
-            binding = self.policy if isinstance(self.policy, Binding) else bind(self.policy, self.size)
+            size = tokens_per_block(self.manager)
+            binding = self.policy if isinstance(self.policy, Binding) else bind(self.policy, size)
             attach(self.manager, binding)
 
     def request(self, name: str, prompt: list[int], output: int = 64, **more: Any) -> Any:
@@ -100,10 +117,12 @@ class Server:
 
     def start(self, request: Any, chunk: int | None = None) -> list[int] | None:
         """Give a waiting request blocks for its first chunk; returns their ids, None if there is no room."""
-        blocks, found, _ = self.manager.get_computed_blocks(request)
+        self.manager.new_step_starts()
+        blocks, found, request.shared_prefix_boundary = self.manager.get_computed_blocks(request)
         count = request.num_tokens - found
         if chunk is not None:
             count = min(count, chunk)
+        count = self._until_a_state(request, found, count)
         new = self.manager.allocate_slots(request, count, found, blocks)
         if new is None:
             return None
@@ -111,7 +130,24 @@ class Server:
         request.num_computed_tokens = found + count
         request.status = RequestStatus.RUNNING
         self.running[request.request_id] = request
-        return [*blocks.get_block_ids()[0], *new.get_block_ids()[0]]
+        return _ids(blocks, new)
+
+    def _until_a_state(self, request: Any, start: int, count: int) -> int:
+        """How many tokens a chunk has in a model with states: it ends where the state can be cached."""
+        states = [
+            each.block_size
+            for each in self.manager.coordinator.single_type_managers
+            if isinstance(each.kv_cache_spec, MambaSpec)
+        ]
+        if not states or start >= request.num_prompt_tokens:
+            return count
+        size, end = states[0], start + count
+        last = (request.num_tokens - 1) // size * size
+        junction = start + (request.shared_prefix_boundary - start) // size * size
+        if end < request.num_prompt_tokens and end // size * size > start:
+            end = end // size * size
+        ahead = (start // size + 1) * size if start % size else 0
+        return min([end, *(stop for stop in (ahead, last, junction) if start < stop < end)]) - start
 
     def go_on(self, request: Any, chunk: int | None = None, ahead: int = 0) -> list[int] | None:
         """Blocks for the next chunk of a prompt, or for one more token and some ahead of it."""
@@ -120,11 +156,13 @@ class Server:
             request.append_output_token_ids(7000 + request.num_tokens)
             left = 1
         count = left if chunk is None else min(left, chunk)
+        self.manager.new_step_starts()
+        count = self._until_a_state(request, request.num_computed_tokens, count)
         new = self.manager.allocate_slots(request, count, num_lookahead_tokens=ahead)
         if new is None:
             return None
         request.num_computed_tokens += count
-        return list(new.get_block_ids()[0])
+        return _ids(new)
 
     def generate(self, request: Any, tokens: list[int]) -> bool:
         """Generate tokens one by one; False if there was no room."""
@@ -162,9 +200,13 @@ class Server:
 
     def serve(self, name: str, prompt: list[int], output: list[int] = (), **more: Any) -> int:  # type: ignore[assignment]
         """One request from its beginning to its end, alone; returns the tokens found."""
+        chunk = more.pop("chunk", None)
         request, before = self.request(name, prompt, **more), self.hits
-        if self.start(request) is None:
+        if self.start(request, chunk) is None:
             raise AssertionError(f"no room for {len(prompt)} tokens")
+        while request.num_computed_tokens < len(prompt):
+            if self.go_on(request, chunk) is None:
+                raise AssertionError(f"no room for {len(prompt)} tokens")
         if not self.generate(request, list(output)):
             raise AssertionError(f"no room for {len(output)} more tokens")
         self.finish(request)
@@ -189,6 +231,10 @@ class Server:
         runs = getattr(getattr(pool, "costcache", None), "runs", None)
         if runs is None:
             return
+        if isinstance(runs, WideRuns):
+            check_ends(self, runs)
+        if self.connected and not self.pinned:
+            runs._settle()  # while a connector holds a copy, a path may lead through it
         records = runs.pool.records()
         assert sum(record.tokens for record in records) == runs.pool.cached
         assert sum(record.tokens for record in records if record.locks) == runs.pool.pinned
@@ -196,7 +242,7 @@ class Server:
         children: dict[int, int] = {}
         for run in records:
             assert isinstance(run, Run)
-            assert run.tokens == len(run.blocks) * self.size > 0
+            assert run.tokens == len(run.blocks) * runs.size > 0
             assert run.parent is not None
             assert run.depth == run.parent.depth + run.parent.tokens
             children[id(run.parent)] = children.get(id(run.parent), 0) + 1
@@ -209,7 +255,7 @@ class Server:
             run = owned.get(block.block_id)
             if run is not None and run.blocks[0] is block:
                 assert runs._first[block.block_id] is run
-            elif run is None and block.ref_cnt == 0:
+            elif run is None and block.ref_cnt == 0 and not isinstance(runs, WideRuns):
                 assert block.block_hash is None or block.is_null
         # What a request holds is locked, and each free block that is cached can be evicted.
         for request in self.running.values():

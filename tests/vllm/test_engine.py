@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.engine import run_engine
+from tests.vllm.engine import WINDOWS, run_engine
 
 pytestmark = pytest.mark.engine
 
@@ -40,6 +40,22 @@ def test_the_answers_are_stocks_and_more_is_cached(tmp_path: Path) -> None:
     lru, log = run_engine(tmp_path, environment={"COSTCACHE_VLLM": "lru"}, rounds=ROUNDS)
     assert lru.get("reset"), log
     assert (lru["answers"], lru["cached"]) == (stock["answers"], stock["cached"])
+
+
+def test_the_answers_are_stocks_on_a_model_with_windows(tmp_path: Path) -> None:
+    stock, log = run_engine(tmp_path, config=WINDOWS, rounds=20, num_gpu_blocks_override=201)
+    assert stock.get("reset"), log
+    hazard, log = run_engine(
+        tmp_path, {"policy": "hazard"}, config=WINDOWS, rounds=20, num_gpu_blocks_override=201
+    )
+    assert hazard.get("reset"), log  # no block is in use at the end
+    assert "policy 'hazard', pool 'memory' of 200 blocks of 32 tokens" in log
+    assert "shared by 3 KV cache groups" in log
+    assert "LRU takes over" not in log
+    assert hazard["answers"] == stock["answers"]
+    assert hazard["cached"] > stock["cached"]
+    assert hazard["metrics"]["costcache:evictions_total"] > 20
+    assert "costcache:fallbacks_total" not in hazard["metrics"]
 
 
 def test_a_wrong_setting_stops_the_engine_and_names_it(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Hostile(LRU):
         self.dead.append(record)
 
 
-def _raise(order: Any, answer: Any) -> Any:
+def raising(order: Any, answer: Any) -> Any:
     raise ZeroDivisionError("hostile")
 
 
@@ -106,7 +106,7 @@ def is_vllms_lru(server: Server) -> None:
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_order_that_raises(event: str, caplog: pytest.LogCaptureFixture) -> None:
-    server = Server(manager(150), bind("hostile", plugins=hostile(event, _raise)))
+    server = Server(manager(150), bind("hostile", plugins=hostile(event, raising)))
     run(server)
     pool = server.pool.costcache.runs.pool
     if event == "defer":
@@ -155,7 +155,7 @@ def test_an_order_that_cannot_be_made_stops_the_server_at_start() -> None:
 
 
 def test_a_reset_starts_the_policy_afresh() -> None:
-    server = Server(manager(150), bind("hostile", plugins=hostile("next_victim", _raise)))
+    server = Server(manager(150), bind("hostile", plugins=hostile("next_victim", raising)))
     run(server)
     assert server.pool.costcache.runs.pool.policy == "lru"
     assert server.manager.reset_prefix_cache()

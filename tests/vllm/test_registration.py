@@ -156,7 +156,7 @@ def test_an_untested_version_is_refused_by_name(
 
 def test_where_no_policy_can_choose_the_log_says_why(config: Any, caplog: pytest.LogCaptureFixture) -> None:
     for specs, more, words in (
-        ((spec(), spec(64)), {}, "2 KV cache groups (FullAttentionSpec, SlidingWindowSpec)"),
+        ((spec(64), spec(32)), {}, "no group has full attention"),
         ((spec(64),), {}, "of the kind SlidingWindowSpec, not full attention"),
         ((spec(),), {"caching": False}, "prefix caching is off"),
     ):
@@ -166,6 +166,17 @@ def test_where_no_policy_can_choose_the_log_says_why(config: Any, caplog: pytest
         (warning,) = [record.getMessage() for record in caplog.records if record.name == "costcache"]
         assert "vLLM's own LRU stays in force" in warning
         assert words in warning
+
+
+def test_several_groups_share_a_pool_and_the_line_says_so(
+    config: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "costcache")
+    made = scheduler(config("hazard"), spec(64), spec(), spec(64))
+    assert made.kv_cache_manager.block_pool.costcache.runs.pool.policy == "hazard"
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "costcache"]
+    assert "pool 'memory' of 100 blocks of 16 tokens" in line
+    assert line.endswith("shared by 3 KV cache groups")
 
 
 def test_the_configuration_is_known_while_a_scheduler_is_made(config: Any) -> None:
