@@ -24,7 +24,7 @@ from costcache.records import NodeRecord, RequestRecord, Victim
 if TYPE_CHECKING:
     from costcache.eviction import EvictionCounters
 
-__all__ = ["Watch", "is_ours"]
+__all__ = ["FACTS", "Watch", "is_ours"]
 
 logger = logging.getLogger("costcache")
 
@@ -38,7 +38,7 @@ MANY = 1_000_000
 """Entries that an order may keep before the log says so, again at each doubling."""
 
 _COUNT = 2
-_FACTS = (
+FACTS = (
     "serial",
     "parent",
     "tokens",
@@ -54,9 +54,10 @@ _FACTS = (
     "priority",
     "state",
 )
+"""Fields of a record that an order may read only."""
 _REQUEST_FACTS = ("number", "end", "counted", "matched", "in_seconds", "oversized")
 _END = _REQUEST_FACTS.index("end")
-_facts_of = operator.attrgetter(*_FACTS)
+_facts_of = operator.attrgetter(*FACTS)
 _request_facts_of = operator.attrgetter(*_REQUEST_FACTS)
 
 
@@ -173,9 +174,9 @@ def _unchanged(key: Callable[[NodeRecord], Any], record: NodeRecord) -> Any:
     try:
         answer = key(record)
     except BaseException:
-        _check(record, _FACTS, _facts_of, before)
+        _check(record, FACTS, _facts_of, before)
         raise
-    _check(record, _FACTS, _facts_of, before)
+    _check(record, FACTS, _facts_of, before)
     return answer
 
 
@@ -193,13 +194,13 @@ def _facts(argument: Any) -> Any:
 def _put_back(arguments: tuple[Any, ...], before: list[Any]) -> None:
     for argument, facts in zip(arguments, before, strict=True):
         if isinstance(argument, NodeRecord):
-            _check(argument, _FACTS, _facts_of, facts)
+            _check(argument, FACTS, _facts_of, facts)
         elif isinstance(argument, Victim):
-            _check(argument.record, _FACTS, _facts_of, facts)
+            _check(argument.record, FACTS, _facts_of, facts)
         elif isinstance(argument, RequestRecord):
             own, last = facts
             if last is not None:
-                _check(own[_END], _FACTS, _facts_of, last)
+                _check(own[_END], FACTS, _facts_of, last)
             _check(argument, _REQUEST_FACTS, _request_facts_of, own)
 
 

@@ -12,12 +12,9 @@ from costcache.plugins import PluginManager
 from costcache.policies.spec import PolicySpec
 from costcache.records import NodeRecord, RequestInfo, RequestRecord, Victim
 from costcache.settings import Settings
+from costcache.watch import FACTS
 
 __all__ = ["BrokenContractError", "Watched", "watching"]
-
-_FACTS = tuple(
-    name for name in NodeRecord.__slots__ if name not in {"data", "queued"}
-)  # those are an order's
 
 
 class BrokenContractError(AssertionError):
@@ -53,9 +50,9 @@ class Watched(VictimOrder):
         handler = overridden(self.order, event)
         if handler is None:
             return
-        before = [getattr(record, name) for name in _FACTS]
+        before = [getattr(record, name) for name in FACTS]
         handler(record, *arguments)
-        for name, value in zip(_FACTS, before, strict=True):
+        for name, value in zip(FACTS, before, strict=True):
             if getattr(record, name) is not value and getattr(record, name) != value:
                 raise BrokenContractError(
                     f"{type(self.order).__name__}.{event} changed {name} of a record from {value!r} to "
