@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from costcache.errors import PluginError
 from costcache.orders import KeyedOrder, VictimOrder, overridden
 from costcache.policies.states import StateByKey, StateOrder
+from costcache.policies.windows import EarliestFirst
 from costcache.records import NodeRecord, RequestRecord, Victim
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ _request_facts_of = operator.attrgetter(*_REQUEST_FACTS)
 
 
 def is_ours(order: VictimOrder) -> bool:
-    """Whether an order, and its key if it ranks states by another one's, is a class of costcache."""
-    author = order.keyed if isinstance(order, StateByKey) else order
+    """Whether an order is of costcache, and its key, if it ranks states or windows by that of another one."""
+    author = order.keyed if isinstance(order, StateByKey | EarliestFirst) else order
     return type(author).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 

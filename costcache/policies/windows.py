@@ -12,21 +12,26 @@ from typing import Any
 from costcache.orders import KeyedOrder, VictimOrder
 from costcache.records import NodeRecord
 
-__all__ = ["make_window_order"]
+__all__ = ["EarliestFirst", "make_window_order"]
 
 
-class _EarliestFirst(KeyedOrder):
-    """Breaks the ties of another order's key by the end of the record."""
+class EarliestFirst(KeyedOrder):
+    """Breaks the ties of another order's key by the end of the record.
+
+    Attributes:
+        keyed: The order whose key it is.
+    """
 
     def __init__(self, keyed: KeyedOrder) -> None:
         super().__init__()
+        self.keyed = keyed
         self._key_of = keyed.key
 
     def key(self, record: NodeRecord) -> tuple[Any, int]:
         return (self._key_of(record), record.depth + record.tokens)
 
 
-class _EarliestFirstAnew(_EarliestFirst):
+class _EarliestFirstAnew(EarliestFirst):
     """The same for a key that a touch may lower."""
 
     rises = False
@@ -42,4 +47,4 @@ def make_window_order(order: VictimOrder, *, leaves_only: bool) -> VictimOrder:
     """
     if not leaves_only or not isinstance(order, KeyedOrder):
         return order
-    return _EarliestFirst(order) if order.rises else _EarliestFirstAnew(order)
+    return EarliestFirst(order) if order.rises else _EarliestFirstAnew(order)
