@@ -287,9 +287,8 @@ def _latent(fields: Fields, reuses: bool, kv_shared: bool) -> LatentAttention:
         )
     indexed = topk is not None and not reuses
     rope, nope = fields.integer("qk_rope_head_dim", least=0), fields.integer("qk_nope_head_dim")
-    fields.settle("use_mla")
-    if fields.flag("mla_use_nope") and rope:  # GLM-5.3 says both
-        raise fields.error("mla_use_nope", f"is true for a qk_rope_head_dim of {rope}", "correct one of them")
+    # Kimi's layers with mla_use_nope rotate nothing, and keep the part that others rotate: the widths stand.
+    fields.settle("use_mla", "mla_use_nope")
     if fields.flag("use_mla_nope"):  # Ling-3 drops the rotary part of query and key
         rope = 0
         fields.settle("qk_head_dim")

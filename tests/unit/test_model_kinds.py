@@ -518,6 +518,13 @@ def test_windows_of_latents_have_dimensions_of_their_own() -> None:
     assert "attention_gate_type is 'new'" in refusal({**LATENT, **dots}, attention_gate_type="new")
 
 
+def test_latents_without_rotation_keep_the_part_that_others_rotate() -> None:
+    config = PRESETS["deepseek-v3"]
+    assert (
+        ModelSpec.from_config({**config, "mla_use_nope": True}).layers == ModelSpec.from_config(config).layers
+    )
+
+
 def test_n_gram_embeddings_have_states_of_their_own() -> None:
     gated = {
         "model_type": "qwen4_exp_text", "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
