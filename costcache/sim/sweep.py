@@ -107,7 +107,7 @@ def _in(
         ) from None
     except BaseException:
         for process in set(multiprocessing.active_children()) - others:
-            process.terminate()  # what it computes, nobody wants any more
+            process.kill()  # what it computes, nobody wants any more, and it has nothing to tidy up
         raise
     finally:
         pool.shutdown(cancel_futures=True)
