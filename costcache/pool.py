@@ -557,14 +557,14 @@ class Pool:
                 break
             self.pinned += current.tokens
             current = current.parent
-        state = record.state
+        state: Any = record.state  # a host's may count its locks itself, which compiled code would not see
         if state is not None:
             state.locks += 1
             self.pinned_states += state.locks == 1
 
     def unpin(self, record: NodeRecord) -> None:
         """Undo one :meth:`pin` of a record."""
-        state = record.state
+        state: Any = record.state  # as in pin
         if state is not None and state.locks:
             state.locks -= 1
             self.pinned_states -= state.locks == 0
@@ -602,7 +602,8 @@ class Pool:
         """A state was kept at the end of a node; pins on the node itself lock the state too."""
         record.state = state
         self.states += 1
-        if state.locks:
+        kept: Any = state
+        if kept.locks:
             self.pinned_states += 1
         handler = self._attach
         if handler is not None:
@@ -613,7 +614,8 @@ class Pool:
 
     def detach(self, record: NodeRecord) -> None:
         """The state of a node was freed, and the node stays: a tombstone."""
-        state, record.state = record.state, None
+        state: Any = record.state
+        record.state = None
         if state is not None:
             self.states -= 1
             if state.locks:
@@ -807,9 +809,11 @@ class Pool:
         book = self.book
         if book is self:
             return any(r.is_evictable and r.serial not in deferred for r in book.live.values())
-        return any(
-            r.state is not None and not r.state.locks and r.serial not in deferred for r in book.live.values()
-        )
+        for record in book.live.values():
+            state: Any = record.state  # as in pin
+            if state is not None and not state.locks and record.serial not in deferred:
+                return True
+        return False
 
     def defer(self, victim: Victim) -> None:
         """A victim was not evicted; the order may name it again from now on."""
