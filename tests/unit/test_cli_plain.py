@@ -241,7 +241,7 @@ SWEEP = ("simulate", "t.jsonl", *MODEL, "--policy", "lru,hazard,lfu,gdsf", "--tr
 @pytest.fixture
 def sweep(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A sweep of several processes, in a group of its own, as a shell starts it."""
-    answer("workload", "chat", "--requests", "6000", "--out", tmp_path / "t.jsonl")
+    answer("workload", "chat", "--requests", "15000", "--out", tmp_path / "t.jsonl")
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "if __name__ == '__main__':\n    from costcache.cli import main; main()"
@@ -276,7 +276,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 
 
 @needs_proc
-@pytest.mark.parametrize("delay", [0.0, 1.0])
+@pytest.mark.parametrize("delay", [0.0, 0.3])
 def test_an_interrupt_of_several_processes_is_one_line(sweep: subprocess.Popen[str], delay: float) -> None:
     process = sweep
     workers = children(process)
@@ -290,7 +290,7 @@ def test_an_interrupt_of_several_processes_is_one_line(sweep: subprocess.Popen[s
 
 
 @needs_proc
-@pytest.mark.parametrize("delay", [0.0, 2.0])
+@pytest.mark.parametrize("delay", [0.0, 0.3])
 def test_a_process_that_dies_is_one_line(sweep: subprocess.Popen[str], delay: float) -> None:
     process = sweep
     workers = children(process)
