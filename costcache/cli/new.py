@@ -7,10 +7,13 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+import click
+
 from costcache._version import __version__
+from costcache.cli.output import console, say
 from costcache.errors import PluginError
 
-__all__ = ["write_distribution"]
+__all__ = ["make_plugin", "out_option"]
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
 _FILES = {
@@ -22,7 +25,24 @@ _FILES = {
 }
 
 
-def write_distribution(kind: str, name: str, folder: Path | None) -> list[Path]:
+out_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Folder to make; costcache-NAME by default.",
+)
+
+
+def make_plugin(kind: str, name: str, folder: Path | None) -> None:
+    """Write a distribution, and say what was written and what is next; see :func:`_write`."""
+    written = _write(kind, name, folder)
+    for path in written:
+        say(console(), f"wrote {path}")
+    made = written[0].parent
+    say(console(), f"next: pip install -e '{made}[test]' && python -m pytest {made}")
+
+
+def _write(kind: str, name: str, folder: Path | None) -> list[Path]:
     """Write a distribution that can be installed and tested as it is.
 
     Args:
