@@ -95,20 +95,21 @@ def _in(
     """Replay all cells in a pool of processes, which ends with this."""
     try:
         with _interrupts_held():
-            coming = pool.map(_outcome, cells)
+            # Not `map`, which cancels what is left when it fails: a broken pool fails on what is cancelled.
+            coming = [pool.submit(_outcome, cell) for cell in cells]
         found = []
-        for cell, outcome in zip(cells, coming, strict=True):
-            found.append(outcome)
+        for cell, future in zip(cells, coming, strict=True):
+            found.append(future.result())
             if progress is not None:
                 progress(cell, len(simulator.trace))
-    except BrokenProcessPool:
+    except BaseException as error:
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()  # what it computes, nobody wants any more, and it has nothing to tidy up
+        if not isinstance(error, BrokenProcessPool):
+            raise
         raise SettingsError(
             f"jobs is {jobs}, and one of the processes died, which is mostly for want of memory: give fewer"
         ) from None
-    except BaseException:
-        for process in set(multiprocessing.active_children()) - others:
-            process.kill()  # what it computes, nobody wants any more, and it has nothing to tidy up
-        raise
     finally:
         pool.shutdown(cancel_futures=True)
     return found
