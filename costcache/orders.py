@@ -18,7 +18,15 @@ from mypy_extensions import mypyc_attr
 
 from costcache.errors import PluginError
 from costcache.explained import Explained, Verdict
-from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim, tuple_maker
+from costcache.records import (
+    Action,
+    NodeRecord,
+    PoolState,
+    RequestInfo,
+    RequestRecord,
+    Victim,
+    tuple_maker,
+)
 
 __all__ = ["KeyedOrder", "VictimOrder", "check_key", "overridden"]
 
@@ -97,6 +105,24 @@ class VictimOrder:
         for record in records:
             record.data = record.queued = None
             self.insert(record)
+
+    def inherit(self, record: NodeRecord, history: NodeRecord) -> None:
+        """A node that is about to be inserted has the history of another record, of the same tokens.
+
+        That one is in another pool, or just leaving it: an order for a slower tier (see :meth:`below`) may
+        read what the upper order keeps in ``history.data``.
+        """
+
+    def below(self, pool: PoolState) -> VictimOrder | None:  # for subclasses
+        """Make an order for a slower tier that shares what this one has learned.
+
+        Args:
+            pool: The pool of that tier, which holds copies of what this order ranks.
+
+        Returns:
+            The order; None if there is none, and that tier gets one of the policy that learns by itself.
+        """
+        return None
 
     def against_lru(self) -> Verdict | None:
         """Comparison with LRU, for metrics; None if the order makes none."""

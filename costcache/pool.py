@@ -74,6 +74,7 @@ class Pool:
         "_finish",
         "_guard",
         "_hooks",
+        "_inherit",
         "_insert",
         "_make_order",
         "_measure",
@@ -204,6 +205,7 @@ class Pool:
         """Send events to ``order`` from now on: None marks those that it does not handle."""
         watch = self._watch = self._guard.watch
         handler_of = overridden if watch is None else watch.watched
+        self._inherit: Any = handler_of(order, "inherit")
         self._insert: Any = handler_of(order, "insert")
         self._use: Any = handler_of(order, "use")
         self._touch: Any = handler_of(order, "touch")
@@ -449,6 +451,12 @@ class Pool:
         else:
             record.inherit(history)
             record.priority = max(priority, history.priority)
+            inherit = self._inherit
+            if inherit is not None:
+                try:
+                    inherit(record, history)
+                except BaseException as error:
+                    self._failed("inherit", error)
         if request is not None and not self.lower_tier:
             self._reach(request, record)
         handler = self._insert

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictResult
+from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_memory
@@ -26,6 +29,12 @@ __all__ = ["CostCache"]
 logger = logging.getLogger("costcache")
 
 POOL_OF = {ComponentType.FULL: "kv", ComponentType.SWA: "swa", ComponentType.MAMBA: "state"}
+
+HOST_MEMORY = {
+    ComponentType.FULL: PoolName.KV,
+    ComponentType.SWA: PoolName.SWA,
+    ComponentType.MAMBA: PoolName.MAMBA,
+}
 
 
 class CostCache(UnifiedRadixCache):
@@ -63,6 +72,7 @@ class CostCache(UnifiedRadixCache):
         self._victims: dict[str, Any] = {}
         self._walking = False
         self._shares_memory = False
+        self._demands_all = False
         self.full_alone = tuple(params.tree_components) == (ComponentType.FULL,)
         names = [POOL_OF[component] for component in params.tree_components if component in POOL_OF]
         trim_step = binding.trim_step(auto="chunk" if core == "rust" else "exact")
@@ -78,9 +88,13 @@ class CostCache(UnifiedRadixCache):
 
     def init_hicache(self, server_args: Any, params: Any) -> None:
         """Attach SGLang's host tier."""
+        before = set(self.pools.by_name)
         super().init_hicache(server_args, params)
         exact_reclaims(self)
         if self.cost_metrics is not None:
+            for name in set(self.pools.by_name) - before:
+                pool = self.pools.by_name[name]
+                pool.take = self.cost_metrics.timed(pool.take)
             self.cost_metrics.publish(self.pools.by_name)
 
     def victims(self, name: str) -> Any:
@@ -250,6 +264,56 @@ class CostCache(UnifiedRadixCache):
                 return
             if target is None:
                 return
+
+    # -- the host tier -----------------------------------------------------------------------
+
+    def evict_host(self, num_tokens: int, component_type: Any = ComponentType.FULL) -> int:
+        """Evict units of a component on the host; returns the units freed."""
+        if self._demands_all:
+            num_tokens -= self._host_free(component_type)
+            if num_tokens <= 0:
+                return 0
+        freed = int(super().evict_host(num_tokens, component_type))
+        if self.cost_metrics is not None:
+            self.cost_metrics.publish(self.pools.by_name)
+        return freed
+
+    @contextmanager
+    def evicting_the_shortfall(self) -> Iterator[None]:
+        """Within it, :meth:`evict_host` is asked for a whole demand, and evicts what is not free of that.
+
+        For code of SGLang's that passes the demand where the shortfall is meant.
+        """
+        before, self._demands_all = self._demands_all, True
+        try:
+            yield
+        finally:
+            self._demands_all = before
+
+    def _host_free(self, component: Any) -> int:
+        host = self.host_pool_group.get_pool(HOST_MEMORY[component])
+        return 0 if host is None else int(host.available_size())
+
+    def make_host_room(self, component: Any, units: int) -> None:
+        """Evict on the host what is missing for so many units of a component."""
+        short = units - self._host_free(component)
+        if short > 0:
+            self.evict_host(short, component)
+
+    def _execute_kv_backup(self, node_id: Any, device_value: Any, *transfers: Any) -> Any:
+        # SGLang evicts first and then finds that it was not enough: for a node longer than all that can be
+        # evicted, everything on the host would go for nothing.
+        if len(device_value) > self._host_free(ComponentType.FULL) + self._host_evictable():
+            return None
+        return super()._execute_kv_backup(node_id, device_value, *transfers)
+
+    def _host_evictable(self) -> int:
+        """Upper bound of the tokens that can be evicted on the host."""
+        core = self.tree_core
+        tokens = self.pools.by_name["host"].cached
+        if core.is_write_back:
+            tokens += sum(len(node.key) for node in core.full_host_duplicates.values())
+        return int(tokens)
 
     @property
     def only_frees(self) -> bool:

@@ -16,10 +16,11 @@ from sglang.srt.mem_cache.unified_cache.components import (
     MambaComponent,
     SWAComponent,
 )
-from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
+from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase, LRURefreshPhase
 
 from costcache.pool import Pool
 from costcache.records import Victim
+from costcache.sglang.lists import HOST_OF
 from costcache.sglang.pycore import CostNode, CostTreeCore
 
 __all__ = ["COMPONENTS", "CostFull", "CostMamba", "CostSWA"]
@@ -81,7 +82,7 @@ class CostFull(FullComponent):
         if off_device:
             self.tree_core.left_device(node, to_host=data.host_value is not None)
         elif off_host:
-            self.tree_core.left_host(node)
+            self.tree_core.take_off_host(node, "kv")
         return freed
 
     def commit_hicache_transfer(
@@ -154,28 +155,36 @@ class CostFull(FullComponent):
     def drive_host_eviction(
         self, num_tokens: int, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
     ) -> None:
-        """Free ``num_tokens`` of the host tier, whole leaves."""
-        core, data = self.tree_core, self.component_type
-        pool = core.pools.by_name.get("host")
-        if pool is None:
-            return
-        victims = self.cache.victims("host")
-        victims.sinks = (tracker, device_frees, host_frees, cache_actions)
-        try:
-            # Only the leaves can be evicted at once; parents become leaves on the way.
-            while (short := num_tokens - tracker[data]) > 0:
-                before = tracker[data]
-                pool.evict(short)
-                if tracker[data] == before:
-                    break
-        finally:
-            victims.sinks = None
+        """Free ``num_tokens`` of the host tier, leaf by leaf."""
+        if "host" in self.tree_core.pools.by_name:
+            victims = self.cache.victims("host")
+            victims.evict(num_tokens, tracker, device_frees, host_frees, cache_actions)
 
 
 class _ListWalk:
-    """Names the node at which SGLang's walk over a list of values continues."""
+    """Names the nodes of SGLang's walks over its lists of values, on the device and on the host."""
 
-    pool_name: str
+    record_pool: str  # SGLang's SWAComponent has a pool_name
+
+    def drive_host_eviction(
+        self, num_tokens: int, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
+    ) -> None:
+        """Free ``num_tokens`` units of the values on the host alone."""
+        if HOST_OF[self.record_pool] in self.tree_core.pools.by_name:  # type: ignore[attr-defined]
+            victims = self.cache.victims(HOST_OF[self.record_pool])  # type: ignore[attr-defined]
+            victims.evict(num_tokens, tracker, device_frees, host_frees, cache_actions)
+
+    def evict_host_value(self, until: int, *sinks: Any) -> None:
+        """Run SGLang's walk on the host until ``until`` units are freed, from the node that was named."""
+        super().drive_host_eviction(until, *sinks)  # type: ignore[misc]
+
+    def evict_component(self, node: CostNode, *frees: Any, **more: Any) -> Any:
+        """Free the node's value on the device, the host or both."""
+        freed = super().evict_component(node, *frees, **more)  # type: ignore[misc]
+        if node.component_data[self.component_type].host_value is None:  # type: ignore[attr-defined]
+            # Its list said so already, unless the node was out of it.
+            self.tree_core.take_off_host(node, self.record_pool)  # type: ignore[attr-defined]
+        return freed
 
     def name(self, node: CostNode) -> None:
         """Make ``node`` the next of SGLang's walk."""
@@ -185,7 +194,7 @@ class _ListWalk:
     def _evict_device_start(self, request_cnt: int) -> None:
         super()._evict_device_start(request_cnt)  # type: ignore[misc]  # a mixin of components
         self._named_by_cache = False
-        self._naming = _Naming(self.tree_core.pools.by_name[self.pool_name])  # type: ignore[attr-defined]
+        self._naming = _Naming(self.tree_core.pools.by_name[self.record_pool])  # type: ignore[attr-defined]
 
     def _evict_device_next_node(self, tracker: Any, *frees: Any, **more: Any) -> Any:
         if self._named_by_cache:
@@ -210,24 +219,58 @@ class _ListWalk:
         super()._evict_device_end()  # type: ignore[misc]
 
     def _refresh_session_partition(self, node: CostNode) -> None:
-        values = self.tree_core.lru_lists[self.component_type]  # type: ignore[attr-defined]
-        values.silent = True  # a session's reference is not a use
+        core, component = self.tree_core, self.component_type  # type: ignore[attr-defined]
+        lists = core.lru_lists[component], core.host_lru_lists[component]
+        for values in lists:
+            values.silent = True  # a session's reference is not a use
         try:
             super()._refresh_session_partition(node)  # type: ignore[misc]
         finally:
-            values.silent = False
+            for values in lists:
+                values.silent = False
 
 
 class CostMamba(_ListWalk, MambaComponent):
     """States: the order names the next victim."""
 
-    pool_name = "state"
+    record_pool = "state"
+
+    def refresh_lru(self, phase: LRURefreshPhase, node: CostNode, root_node: CostNode) -> None:
+        """Count a match that resumes from the state of ``node``, on the host, too."""
+        super().refresh_lru(phase, node, root_node)
+        if phase is LRURefreshPhase.MATCH_END and node.host_state is not None:
+            self.tree_core.host_lru_lists[self.component_type].used(node)
 
 
 class CostSWA(_ListWalk, SWAComponent):
     """Sliding-window KV: the order names the node whose KV is evicted next."""
 
-    pool_name = "swa"
+    record_pool = "swa"
+
+    def refresh_lru(self, phase: LRURefreshPhase, node: CostNode, root_node: CostNode) -> None:
+        """Count the use of the window before the end of ``node``, on the host, too."""
+        super().refresh_lru(phase, node, root_node)
+        core = self.tree_core
+        if phase is LRURefreshPhase.WALKDOWN or not core.enable_hicache:
+            return
+        values, covered = core.host_lru_lists[self.component_type], 0
+        while node is not root_node and covered < self.sliding_window_size + core.page_size:
+            if node.host_swa is not None:
+                values.used(node)
+            covered += len(node.key)
+            node = node.parent
+
+    def redistribute_on_node_split(self, new_parent: CostNode, child: CostNode) -> None:
+        """Divide the window of a node that is split."""
+        super().redistribute_on_node_split(new_parent, child)
+        if child.host_swa is not None and new_parent.host_swa is None:
+            # Something reads it, so that it is in no list.
+            self.tree_core.host_lru_lists[self.component_type].split(child, new_parent)
+
+    def alloc_prefetch_staging(self, num_tokens: int) -> Any:
+        """Allocate room on the host for what is read from storage."""
+        with self.cache.evicting_the_shortfall():
+            return super().alloc_prefetch_staging(num_tokens)
 
 
 COMPONENTS = {

@@ -119,10 +119,11 @@ class CostMetrics:
 
     def evict(self, pool: Pool, evict: Callable[[Pool, int], int], shortfall: int) -> None:
         """Run an eviction and observe it; ``evict(pool, shortfall)`` returns the units freed."""
-        self._freeing = 0.0
+        outer, self._freeing = self._freeing, 0.0  # freeing on the device may evict on the host first
         began = time.perf_counter()
         freed = evict(pool, shortfall)
         seconds = time.perf_counter() - began - self._freeing
+        self._freeing = outer
         of = self._of_pool(pool.name)
         of.child(self._seconds).observe(max(0.0, seconds))
         if freed >= shortfall:

@@ -8,22 +8,25 @@ states gets one order for ``kv`` and ``state`` together; see :mod:`costcache.sgl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from costcache.policies.keyed import LRU
 from costcache.records import Clock, PoolState, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
     from costcache.binding import Binding
     from costcache.eviction import Refused
+    from costcache.orders import VictimOrder
     from costcache.pool import Pool
     from costcache.records import Victim
 
 __all__ = ["POOLS", "PoolHost", "Pools"]
 
-POOLS = ("kv", "swa", "state", "host")
-"""Pools that may have an order: full attention, sliding window, states, and full attention on the host."""
+POOLS = ("kv", "swa", "state", "host", "host_swa", "host_state")
+"""Pools that may have an order: full attention, sliding window and states, and copies of each on the host."""
 
-_SHARED = {"host": "kv"}
+_SHARED = {"host": "kv", "host_swa": "swa", "host_state": "state"}
 """Both tiers share a request's record: a use of KV on the host counts as its use on the device."""
 
 
@@ -89,15 +92,27 @@ class Pools:
         return self.binding.pool(
             name,
             host.take,
-            unit="states" if name == "state" else "tokens",
+            unit="states" if name in ("state", "host_state") else "tokens",
             measure=host.pool_state,
-            make_order=self.binding.make_window_order if name == "swa" else None,
+            make_order=partial(self._make_order, name),
             ranked=ranked,
             clock=self.clock,
             flat=name != "kv",
-            lower_tier=name == "host",
+            lower_tier=name in _SHARED,
             also=also,
         )
+
+    def _make_order(self, name: str, pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
+        if name in _SHARED:
+            upper = self.by_name[_SHARED[name]]
+            order = upper.order.below(pools[0])
+            if order is not None:
+                return upper.policy, order
+            if name == "host_state" and self.ranks_states:
+                return "lru", LRU()  # the policy ranks states by the KV that they are with
+        if name in ("swa", "host_swa"):
+            return self.binding.make_window_order(pools)
+        return self.binding.make_order(pools)
 
     def reset(self) -> None:
         """Forget all records; logical time continues."""
@@ -112,7 +127,7 @@ class Pools:
         """Begin a request; returns its record in each pool."""
         clock = self.clock
         number = clock.begin()
-        return {name: RequestRecord(number, clock.in_seconds) for name in self.by_name if name != "host"}
+        return {name: RequestRecord(number, clock.in_seconds) for name in self.by_name if name not in _SHARED}
 
     def walk(self, request: dict[str, RequestRecord] | None) -> None:
         """Begin a walk of the tree, on behalf of ``request`` if given."""

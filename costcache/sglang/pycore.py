@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from costcache.eviction import Refused
 from costcache.pool import Pool
 from costcache.sglang.leaves import LeafTaking
-from costcache.sglang.lists import HostLeaves, ValueList
+from costcache.sglang.lists import HOST_OF, HostLeaves, HostValues, ValueList
 from costcache.sglang.pools import Pools
 from costcache.sglang.records import PoolRecord, add_record, drop_record
 from costcache.sglang.states import StateList
@@ -40,6 +40,8 @@ class CostNode(UnifiedTreeNode):
         host: Record while that KV is on the host alone.
         swa: Record while its sliding-window KV is on the device.
         state: Record while a state at its end is on the device, and states have a separate order.
+        host_swa: Record while its sliding-window KV is on the host alone.
+        host_state: Record while a state at its end is on the host alone.
         page_size: Tokens per page.
         checksum: CRC-32 of the whole prefix through this node; None until it is needed.
     """
@@ -48,6 +50,8 @@ class CostNode(UnifiedTreeNode):
     host: PoolRecord | None = None
     swa: PoolRecord | None = None
     state: PoolRecord | None = None
+    host_swa: PoolRecord | None = None
+    host_state: PoolRecord | None = None
     page_size: int = 1
     checksum: int | None = None
 
@@ -79,6 +83,9 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         self.kv: Pool = self.pools.kv
         self._trimming = False
         self._step = self.pools.trim_step
+        self._cache: Any = cache
+        self._copies_wanted = 0
+        self._copy_to_cut: CostNode | None = None
         super().__init__(params, components)
 
     def reset(self) -> None:
@@ -91,18 +98,33 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
             if pool is not None:
                 stock = self.lru_lists[component]
                 self.lru_lists[component] = (
-                    StateList(pool, stock, self.component_types)
-                    if self.pools.ranks_states
-                    else ValueList(self, pool, stock)
+                    StateList(self, pool, stock) if self.pools.ranks_states else ValueList(self, pool, stock)
                 )
         if "host" in self.pools.by_name:
-            self.evictable_host_leaves = HostLeaves(self, self.pools.by_name["host"])
+            self._add_host_pools()
 
     def set_hicache_enabled(self) -> None:
-        """Add the pool ``host``: a host tier was attached."""
+        """Add the pools of the host: a host tier was attached."""
         super().set_hicache_enabled()
-        pool = self.pools.by_name.get("host") or self.pools.add("host")
-        self.evictable_host_leaves = HostLeaves(self, pool)
+        self._add_host_pools()
+
+    def _add_host_pools(self) -> None:
+        pools = self.pools
+        for name in [name for name in pools.by_name if name in HOST_OF]:
+            pool = pools.by_name.get(HOST_OF[name]) or pools.add(HOST_OF[name])
+            if name == "kv":
+                self.evictable_host_leaves = HostLeaves(self, pool)
+            else:
+                stock = self.host_lru_lists[AUXILIARY[name]]
+                self.host_lru_lists[AUXILIARY[name]] = HostValues(self, pool, name, stock)
+
+    def take_off_host(self, node: CostNode, name: str) -> PoolRecord | None:
+        """Report that a value of the pool ``name`` is no longer on the host alone; returns its record."""
+        record: PoolRecord | None = getattr(node, HOST_OF[name])
+        if record is not None:
+            setattr(node, HOST_OF[name], None)
+            drop_record(self.pools.by_name[HOST_OF[name]], record)
+        return record
 
     # -- nodes -------------------------------------------------------------------------------
 
@@ -127,10 +149,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
 
     def entered_device(self, node: CostNode) -> None:
         """Report that the KV of a node is on the device again."""
-        past = node.host
-        if past is not None:
-            drop_record(self.pools.by_name["host"], past)
-            node.host = None
+        past = self.take_off_host(node, "kv")
         parent = node.parent
         node.kv = add_record(
             self.kv,
@@ -149,21 +168,13 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
     def left_device(self, node: CostNode, *, to_host: bool) -> None:
         """Report that the KV of a node left the device; the host may still have it."""
         record, end = node.kv, node.end
-        history: NodeRecord | None = record
-        if record is None:
-            history = node.parent.kv  # the tail of a trimmed leaf, whose record stays with the prefix
-        else:
+        if to_host:
+            # The tail of a trimmed leaf has no record: that stays with the prefix. The order of the host may
+            # look at what that of the device still knows.
+            self.to_host(node, end, node.parent.kv if record is None else record)
+        if record is not None:
             node.kv = None
             drop_record(self.kv, record)
-        if to_host:
-            self.to_host(node, end, history)
-
-    def left_host(self, node: CostNode) -> None:
-        """Report that the KV of a node left the host."""
-        record = node.host
-        if record is not None:
-            node.host = None
-            drop_record(self.pools.by_name["host"], record)
 
     def to_host(self, node: CostNode, end: int, history: NodeRecord | None) -> None:
         tokens = len(node.key)
@@ -284,7 +295,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         window, data = component.sliding_window_size, component.component_type
         covered, length = 0, keep
         while node is not self.root_node:
-            if node.component_data[data].value is None:
+            if node.component_data[data].value is None and node.component_data[data].host_value is None:
                 return False
             covered += length
             if covered >= window:
@@ -304,15 +315,6 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
             raise AssertionError(f"a leaf with a transfer under way was cut: {action}")
         pool.trim(record, record.tokens - keep)
 
-    def cut_host_leaf(self, record: PoolRecord, needed: int) -> CostNode:
-        """Return the node to evict of a host leaf: its tail if that is enough, else all of it."""
-        node: CostNode = record.node
-        step = self._step
-        keep = (record.tokens - needed) // step * step if step else 0
-        if keep > 0 and len(self.components) == 1:
-            self._cut(node, keep, self.pools.by_name["host"], record)
-        return node
-
     def drop_leaf(self, node_id: int) -> tuple[list[Any], int, list[Any]]:
         """Evict a leaf; returns its slots, its tokens, and SGLang's actions that must follow."""
         return take_result(self.evict_device_leaf(node_id, False))
@@ -326,3 +328,47 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         node.kv = add_record(
             self.kv, node, len(node.key), parent.end, parent.kv, priority=node.priority, history=parent.kv
         )
+
+    # -- the host tier -----------------------------------------------------------------------
+
+    def cut_host_leaf(self, record: PoolRecord, needed: int) -> CostNode:
+        """Return the node to evict of a host leaf: its tail if that is enough, else all of it."""
+        node: CostNode = record.node
+        step = self._step
+        keep = (record.tokens - needed) // step * step if step else 0
+        if keep > 0 and self._may_trim(node, keep):
+            self._cut(node, keep, self.pools.by_name["host"], record)
+        return node
+
+    def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
+        """Advance a walk by one step; see SGLang's interface."""
+        result = super().evict_device_next_node(component_type, tracker)
+        if result.swa_backup_node_id is not None:
+            # SGLang would ask the host for all that the backup takes, if any of it is missing.
+            self._cache.make_host_room(ComponentType.SWA, result.swa_backup_num_tokens)
+        return result
+
+    def _reclaim_full_host_duplicates(self, num_tokens: int, tracker: Any, *frees: Any, **more: Any) -> None:
+        # Copies on the host of what is on the device, too: SGLang frees those of whole nodes.
+        self._copies_wanted, self._copy_to_cut = num_tokens, None
+        super()._reclaim_full_host_duplicates(num_tokens, tracker, *frees, **more)
+        node, self._copies_wanted = self._copy_to_cut, 0
+        if node is None:
+            return
+        needed = num_tokens - (tracker[FULL] - len(node.key))
+        tracker[FULL] -= len(node.key)
+        self._split_node(node.key, node, len(node.key) - self._pages(needed))
+        self._release_full_host_duplicate(node, tracker, *frees, **more)
+
+    def _release_full_host_duplicate(self, node: CostNode, tracker: Any, *frees: Any, **more: Any) -> None:
+        needed = self._copies_wanted - tracker[FULL]
+        if self._step and 0 < self._pages(needed) < len(node.key):
+            # Cut once SGLang's walk is over, which nothing may be added to.
+            self._copy_to_cut = node
+            tracker[FULL] += len(node.key)
+            return
+        super()._release_full_host_duplicate(node, tracker, *frees, **more)
+
+    def _pages(self, tokens: int) -> int:
+        """Round up to what a trim may cut."""
+        return -(-tokens // self._step) * self._step

@@ -17,6 +17,7 @@ from costcache.records import State
 if TYPE_CHECKING:
     from costcache.pool import Pool
     from costcache.records import Clock
+    from costcache.sglang.pycore import CostTreeCore
     from costcache.sglang.records import PoolRecord
 
 __all__ = ["NodeState", "StateList"]
@@ -46,14 +47,16 @@ class StateList(UnifiedLRUList):
     A node is in this list exactly as long as its state is on the device.
     """
 
-    def __init__(self, pool: Pool, stock: Any, component_types: Any) -> None:
-        super().__init__(stock.component_type, component_types, is_referenced=stock._is_referenced)
+    def __init__(self, core: CostTreeCore, pool: Pool, stock: Any) -> None:
+        super().__init__(stock.component_type, core.component_types, is_referenced=stock._is_referenced)
+        self._core = core
         self._pool = pool
         self._kv = pool.book
         self.silent = False
 
     def insert_mru(self, node: Any) -> None:
         super().insert_mru(node)
+        self._core.take_off_host(node, "state")
         self.arrived(node)
 
     def insert_after(self, prev_node: Any, node: Any) -> None:

@@ -22,21 +22,29 @@ if TYPE_CHECKING:
     from costcache.pool import Pool
     from costcache.sglang.cache import CostCache
 
-__all__ = ["HostVictims", "KvVictims", "ValueVictims", "make_victims"]
+__all__ = ["HostValueVictims", "HostVictims", "KvVictims", "ValueVictims", "make_victims"]
 
 _pool_state: Callable[[tuple[Any, ...]], PoolState] = partial(tuple.__new__, PoolState)
 """A PoolState of its fields, without the Python code of a named tuple."""
+
+HOST_VALUES = {
+    "host_swa": ("swa", ComponentType.SWA, PoolName.SWA),
+    "host_state": ("state", ComponentType.MAMBA, PoolName.MAMBA),
+}
+"""Of each pool of values on the host: the pool on the device, SGLang's component and its memory."""
 
 EVERYTHING = 1 << 62
 """A quota that never ends a walk: the pool does."""
 
 
-def make_victims(cache: CostCache, name: str) -> KvVictims | ValueVictims | HostVictims:
+def make_victims(cache: CostCache, name: str) -> KvVictims | ValueVictims | HostVictims | HostValueVictims:
     """The owner of one pool's memory."""
     if name == "kv":
         return KvVictims(cache)
     if name == "host":
         return HostVictims(cache)
+    if name in HOST_VALUES:
+        return HostValueVictims(cache, name)
     if name == "state" and cache.binding.ranks_states:
         return StateVictims(cache, name, ComponentType.MAMBA)
     return ValueVictims(cache, name, {"swa": ComponentType.SWA, "state": ComponentType.MAMBA}[name])
@@ -279,19 +287,69 @@ def _references(record: PoolRecord, component: Any) -> int:
     return 0 if record.node is None else int(record.node.component_data[component].session_ref)
 
 
-class HostVictims:
-    """Full-attention KV of the host tier: leaves that are on the host alone.
+class _Host:
+    """Base of the owners of memory on the host.
 
     Attributes:
         sinks: The collections that SGLang's code adds to while it frees: tracker, device frees,
             host frees and actions.
     """
 
-    name = "host"
+    name: str
+    component: Any
+    memory: Any
 
     def __init__(self, cache: CostCache) -> None:
         self._cache = cache
+        self._sessions = _Sessions() if cache.enable_session_radix_cache else None
         self.sinks: tuple[Any, Any, Any, Any] | None = None
+
+    def evict(self, wanted: int, *sinks: Any) -> None:
+        """Free ``wanted`` units of the component, those included that the tracker already has.
+
+        Args:
+            wanted: The units.
+            sinks: See :attr:`sinks`.
+        """
+        pool = self._cache.pools.by_name[self.name]
+        run = _evict if self._sessions is None else self._sessions.evict
+        metrics = self._cache.cost_metrics
+        self.sinks = tracker, *_ = sinks  # type: ignore[assignment]  # four
+        try:
+            # What is evictable now is less than what is in the end: parents become leaves on the way.
+            while (short := wanted - tracker[self.component]) > 0:
+                before = tracker[self.component]
+                if metrics is None:
+                    run(pool, short)
+                else:
+                    metrics.evict(pool, run, short)
+                if tracker[self.component] == before:
+                    break
+        finally:
+            self.sinks = None
+
+    def pool_state(self) -> PoolState:
+        """Measure the pool as it is now."""
+        cache = self._cache
+        group, page_size = cache.host_pool_group, cache.binding.page_size
+        unit = "states" if self.name == "host_state" else "tokens"
+        host = None if group is None else group.get_pool(self.memory)
+        if host is None:
+            return PoolState(self.name, unit, 0, 0, 0, 0, page_size)
+        capacity, free, evictable = int(host.size), int(host.available_size()), self._evictable()
+        reserved = max(0, capacity - free - evictable)
+        return PoolState(self.name, unit, capacity, free, evictable, reserved, page_size)
+
+    def _evictable(self) -> int:
+        raise NotImplementedError
+
+
+class HostVictims(_Host):
+    """Full-attention KV of the host tier: leaves that are on the host alone."""
+
+    name = "host"
+    component = ComponentType.FULL
+    memory = PoolName.KV
 
     def take(self, victim: Victim, needed: int) -> int | Refused:
         """Evict a host leaf, or as much of its tail as ``needed`` asks for."""
@@ -303,21 +361,63 @@ class HostVictims:
             return Refused.LOCKED
         if record.node not in cache.tree_core.evictable_host_leaves or self.sinks is None:
             return Refused.NOT_NOW
+        if self._sessions is not None and self._sessions.keeps(_references(record, self.component)):
+            return Refused.NOT_NOW
         tracker, device_frees, host_frees, actions = self.sinks
         before = tracker[ComponentType.FULL]
         leaf = cache.tree_core.cut_host_leaf(record, victim.at_most(needed))
         cache.tree_core._evict_host_leaf(leaf, tracker, device_frees, host_frees, cache_actions=actions)
         return int(tracker[ComponentType.FULL] - before)
 
-    def pool_state(self) -> PoolState:
-        """Measure the host tier as it is now; its leaves are evictable, and their parents after them."""
-        cache = self._cache
-        group = cache.host_pool_group
-        host = None if group is None else group.get_pool(PoolName.KV)
-        if host is None:
-            return PoolState("host", "tokens", 0, 0, 0, 0, cache.binding.page_size)
-        capacity, free = int(host.size), int(host.available_size())
+    def _evictable(self) -> int:
         # A plain set while the tier is being attached.
-        evictable = int(getattr(cache.tree_core.evictable_host_leaves, "tokens", 0))
-        reserved = max(0, capacity - free - evictable)
-        return PoolState("host", "tokens", capacity, free, evictable, reserved, cache.binding.page_size)
+        return int(getattr(self._cache.tree_core.evictable_host_leaves, "tokens", 0))
+
+
+class HostValueVictims(_Host):
+    """States and sliding-window KV on the host alone: the value of any node, or the leaf that it is on."""
+
+    def __init__(self, cache: CostCache, name: str) -> None:
+        super().__init__(cache)
+        self.name = name
+        self._of, self.component, self.memory = HOST_VALUES[name]
+        # As of the device: SGLang may lock a value that stays in its list.
+        self._parked: dict[int, PoolRecord] = {}
+
+    def evict(self, wanted: int, *sinks: Any) -> None:
+        """See :class:`_Host`."""
+        pool, component = self._cache.pools.by_name[self.name], self.component
+        for serial, record in list(self._parked.items()):
+            if record.node is None or not record.node.component_data[component].host_lock_ref:
+                del self._parked[serial]
+                if record.node is not None:
+                    pool.unlock(record)
+        super().evict(wanted, *sinks)
+
+    def take(self, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002  # freed whole
+        """Free the value of a node by one step of SGLang's own walk."""
+        cache, record, component = self._cache, victim.record, self.component
+        pool = cache.pools.by_name[self.name]
+        if not isinstance(record, PoolRecord) or pool.live.get(record.serial) is not record:
+            return Refused.NOT_A_LEAF
+        if record.locks:
+            return Refused.LOCKED
+        node = record.node
+        data, values = node.component_data[component], cache.tree_core.host_lru_lists[component]
+        if data.host_lock_ref:
+            self._parked[record.serial] = record
+            pool.lock(record)
+            return Refused.NOT_NOW
+        if self.sinks is None or not values.in_list(node):
+            return Refused.NOT_NOW
+        if self._sessions is not None and self._sessions.keeps(min(data.session_ref, 1)):
+            return Refused.NOT_NOW
+        tracker = self.sinks[0]
+        before = tracker[component]
+        values.named = node
+        cache.components[component].evict_host_value(before + 1, *self.sinks)
+        return tracker[component] - before or Refused.NOT_NOW
+
+    def _evictable(self) -> int:
+        values = self._cache.tree_core.host_lru_lists[self.component]
+        return int(getattr(values, "tokens", 0)) - sum(record.tokens for record in self._parked.values())

@@ -164,11 +164,14 @@ class Fuzz:
             self.server.settle()
 
     def _evict_host(self) -> None:
-        component = ComponentType.MAMBA if self.server.shape.has_states and self.rng.random() < 0.4 else None
-        if component is None:
-            self.server.cache.evict_host(self.rng.choice((1, 100, 500)))
+        shape, rng, cache = self.server.shape, self.rng, self.server.cache
+        if (shape.has_states or shape.has_windows) and rng.random() < 0.4:
+            if shape.has_states:
+                cache.evict_host(1, ComponentType.MAMBA)
+            else:
+                cache.evict_host(rng.choice((1, 64)), ComponentType.SWA)
         else:
-            self.server.cache.evict_host(1, component)
+            cache.evict_host(rng.choice((1, 100, 500)))
 
     def _close(self) -> None:
         self.server.cache.release_radix_session(f"s{self.rng.randrange(4)}")

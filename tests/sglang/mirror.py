@@ -59,6 +59,27 @@ def check_records(cache: Any) -> None:
             assert node.host.depth + node.host.tokens == node.end
             assert node.host.is_evictable == (node in core.evictable_host_leaves)
         assert core.evictable_host_leaves.tokens == sum(len(n.key) for n in core.evictable_host_leaves)
+    for name, component in LISTS.items():
+        if f"host_{name}" not in pools.by_name:
+            continue
+        records, values = pools.by_name[f"host_{name}"], core.host_lru_lists[component]
+        held = [
+            (node, data)
+            for node in nodes
+            if (data := node.component_data[component]).value is None and data.host_value is not None
+        ]
+        assert {id(getattr(node, f"host_{name}")) for node, _ in held} == {
+            id(record) for record in records.records()
+        }
+        for node, data in held:
+            record = getattr(node, f"host_{name}")
+            assert record.node is node
+            assert record.tokens == len(data.host_value) == (1 if name == "state" else len(node.key))
+            assert record.depth + record.tokens == node.end
+            assert record.locks or values.in_list(node)
+            parked = cache.victims(records.name)._parked
+            assert not record.locks or data.host_lock_ref or record.serial in parked
+        assert values.tokens == sum(len(data.host_value) for node, data in held if values.in_list(node))
     for pool in pools.by_name.values():
         assert pool.request is None
         assert not pool.fallbacks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,6 +57,8 @@ class Shape:
         requests: Requests that can run at once.
         core: Tree core: "python", "rust", or the name of a registered one.
         hicache: Write policy of a host tier, or None for no host tier.
+        storage: Folder of SGLang's storage backend "file" behind the host tier, or None.
+        host_ratio: Slots of the host tier over those of the device.
         unified: KV and states share one buffer, of as many bytes (mamba alone).
         params: More arguments for CacheInitParams.
     """
@@ -70,6 +73,8 @@ class Shape:
     context: int = 16384
     core: str = "python"
     hicache: str | None = None
+    storage: str | None = None
+    host_ratio: float = 2.0
     unified: bool = False
     params: dict[str, Any] = field(default_factory=dict)
 
@@ -101,11 +106,20 @@ def publish_args(shape: Shape, **overrides: Any) -> ServerArgs:
     if shape.hicache is not None:
         overrides = {
             "enable_hierarchical_cache": True,
-            "hicache_ratio": 2.0,
+            "hicache_ratio": shape.host_ratio,
             "hicache_write_policy": shape.hicache,
             "hicache_io_backend": "direct",
             # State pools exist in this layout only.
             "hicache_mem_layout": "page_first_direct" if shape.has_states else "layer_first",
+            **overrides,
+        }
+    if shape.storage is not None:
+        overrides = {
+            "hicache_storage_backend": "file",
+            "hicache_storage_prefetch_policy": "wait_complete",
+            "hicache_storage_backend_extra_config": json.dumps(
+                {"file_storage_path": shape.storage, "prefetch_threshold": 1}
+            ),
             **overrides,
         }
     if shape.unified:

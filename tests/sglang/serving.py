@@ -36,6 +36,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from tests.sglang.pools import Shape
 
 EVERYTHING = 10**9
+PATIENCE = 120.0  # seconds
 DIGIT = 128  # a token id is written as three digits, each exact in bfloat16
 
 
@@ -238,12 +239,38 @@ class Server:
         self.cache.ready_to_load_host_cache()
         self.settle()
 
-    def settle(self, seconds: float = 10.0) -> None:
+    def prefetch(self, tokens: Iterable[int]) -> int:
+        """Read what the storage behind the host tier has of a prompt, as the scheduler does while it waits.
+
+        Returns:
+            The tokens that are on the device or the host afterwards.
+        """
+        cache, req = self.cache, self.request(tokens)
+        req.init_next_round_input(cache, cow_mamba=False)
+        found = req.prefix_len + req.host_hit_length
+        prompt = req.full_untruncated_fill_ids
+        cache.prefetch_from_storage(
+            req.cache_request_handle,
+            req.last_host_node,
+            prompt[found : req._compute_max_prefix_len(len(prompt))],
+            cache.get_last_hash_value(req.last_host_node),
+            matched_prefix_tokens=prompt[:found],
+        )
+        until = time.monotonic() + PATIENCE
+        while not cache.check_prefetch_progress(req.cache_request_handle):
+            cache.check_hicache_events()
+            assert time.monotonic() < until, "a read from storage does not end"
+            time.sleep(0.001)
+        self.settle()
+        match = self.match(prompt[:-1])
+        return int(match.device_prefix_len + match.host_hit_length)
+
+    def settle(self) -> None:
         """Let transfers between the tiers end."""
         cache = self.cache
-        until = time.monotonic() + seconds
+        until = time.monotonic() + PATIENCE
         cache.check_hicache_events()
-        while cache.ongoing_write_through or cache.ongoing_load_back:
+        while cache.ongoing_write_through or cache.ongoing_load_back or cache.ongoing_backup:
             cache.check_hicache_events()
             assert time.monotonic() < until, "a transfer does not end"
 

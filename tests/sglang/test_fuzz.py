@@ -31,7 +31,7 @@ MIXES: dict[str, Shape] = {
     **{
         f"{write}-{kind}": Shape(kind, hicache=write)
         for write in ("write_through", "write_through_selective", "write_back")
-        for kind in ("mha", "mla", "mamba")
+        for kind in ("mha", "mla", "mamba", "swa")
     },
 }
 POLICIES = ("hazard", "lru", "slru", "priority", "mru")

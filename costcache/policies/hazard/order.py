@@ -14,7 +14,15 @@ from costcache.policies.hazard.prior import shipped_prior
 from costcache.policies.hazard.ranker import Ranker
 from costcache.policies.hazard.tables import load_tables
 from costcache.policies.hazard.worth import Worth
-from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim, tuple_maker
+from costcache.records import (
+    Action,
+    NodeRecord,
+    PoolState,
+    RequestInfo,
+    RequestRecord,
+    Victim,
+    tuple_maker,
+)
 
 if TYPE_CHECKING:
     from costcache.cost import CostModel
@@ -235,6 +243,11 @@ class Hazard(VictimOrder):
         ranker.worth.as_lru = learner.judge.behind
         ranker.worth.learn(estimate, present, 2.0 * intake.watched)
         self._rank()
+
+    def below(self, pool: PoolState) -> VictimOrder:  # the hook's
+        from costcache.policies.hazard.below import BelowHazard
+
+        return BelowHazard(self)
 
     # -- what it knows -----------------------------------------------------------------------
 

@@ -21,10 +21,11 @@ from bisect import bisect_right
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from costcache.orders import VictimOrder
 from costcache.policies.hazard.bins import ENDS
 from costcache.policies.hazard.state_learner import Life, StateLearner
 from costcache.policies.states import StateOrder
-from costcache.records import NodeRecord, RequestInfo, RequestRecord
+from costcache.records import NodeRecord, PoolState, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
     from costcache.policies.hazard.explained import StatesExplained
@@ -229,6 +230,20 @@ class HazardStates(StateOrder):
         if self._requests >= self._estimate_at or learner.has_new_classes:
             self._estimate_at = self._requests + ESTIMATE
             learner.estimate(self._ghost_lives())
+
+    def weight(self, tokens: int) -> float:
+        """Factor of the worth of a state that saves so many tokens and is evicted alone."""
+        return float((tokens / self._state_bytes) ** self._power)
+
+    @property
+    def requests(self) -> int:
+        """Requests that have ended."""
+        return self._requests
+
+    def below(self, pool: PoolState) -> VictimOrder:  # the same for states and for KV
+        from costcache.policies.hazard.below import BelowHazardStates
+
+        return BelowHazardStates(self)
 
     # -- what it knows -----------------------------------------------------------------------
 
