@@ -158,7 +158,7 @@ class CostFull(FullComponent):
         """Free ``num_tokens`` of the host tier, leaf by leaf."""
         if "host" in self.tree_core.pools.by_name:
             victims = self.cache.victims("host")
-            victims.evict(num_tokens, tracker, device_frees, host_frees, cache_actions)
+            victims.evict(num_tokens, (tracker, device_frees, host_frees, cache_actions))
 
 
 class _ListWalk:
@@ -172,7 +172,7 @@ class _ListWalk:
         """Free ``num_tokens`` units of the values on the host alone."""
         if HOST_OF[self.record_pool] in self.tree_core.pools.by_name:  # type: ignore[attr-defined]
             victims = self.cache.victims(HOST_OF[self.record_pool])  # type: ignore[attr-defined]
-            victims.evict(num_tokens, tracker, device_frees, host_frees, cache_actions)
+            victims.evict(num_tokens, (tracker, device_frees, host_frees, cache_actions))
 
     def evict_host_value(self, until: int, *sinks: Any) -> None:
         """Run SGLang's walk on the host until ``until`` units are freed, from the node that was named."""

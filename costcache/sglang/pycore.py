@@ -371,4 +371,5 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
 
     def _pages(self, tokens: int) -> int:
         """Round up to what a trim may cut."""
-        return -(-tokens // self._step) * self._step
+        step: int = self._step
+        return -(-tokens // step) * step

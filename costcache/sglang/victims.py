@@ -304,7 +304,7 @@ class _Host:
         self._sessions = _Sessions() if cache.enable_session_radix_cache else None
         self.sinks: tuple[Any, Any, Any, Any] | None = None
 
-    def evict(self, wanted: int, *sinks: Any) -> None:
+    def evict(self, wanted: int, sinks: tuple[Any, Any, Any, Any]) -> None:
         """Free ``wanted`` units of the component, those included that the tracker already has.
 
         Args:
@@ -314,7 +314,8 @@ class _Host:
         pool = self._cache.pools.by_name[self.name]
         run = _evict if self._sessions is None else self._sessions.evict
         metrics = self._cache.cost_metrics
-        self.sinks = tracker, *_ = sinks  # type: ignore[assignment]  # four
+        self.sinks = sinks
+        tracker = sinks[0]
         try:
             # What is evictable now is less than what is in the end: parents become leaves on the way.
             while (short := wanted - tracker[self.component]) > 0:
@@ -384,7 +385,7 @@ class HostValueVictims(_Host):
         # As of the device: SGLang may lock a value that stays in its list.
         self._parked: dict[int, PoolRecord] = {}
 
-    def evict(self, wanted: int, *sinks: Any) -> None:
+    def evict(self, wanted: int, sinks: tuple[Any, Any, Any, Any]) -> None:
         """See :class:`_Host`."""
         pool, component = self._cache.pools.by_name[self.name], self.component
         for serial, record in list(self._parked.items()):
@@ -392,7 +393,7 @@ class HostValueVictims(_Host):
                 del self._parked[serial]
                 if record.node is not None:
                     pool.unlock(record)
-        super().evict(wanted, *sinks)
+        super().evict(wanted, sinks)
 
     def take(self, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002  # freed whole
         """Free the value of a node by one step of SGLang's own walk."""

@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-from sglang.srt.runtime_context import publish, reset_context
+from sglang.srt.runtime_context import get_parallel, publish, reset_context
 from sglang.srt.server_args import ServerArgs
 
 from costcache.binding import Binding
@@ -127,6 +127,8 @@ def publish_args(shape: Shape, **overrides: Any) -> ServerArgs:
     args = ServerArgs(model_path="dummy", device="cpu", **overrides)
     args._mamba_cache_chunk_size = 64  # else it is looked up in the dummy model's config
     publish(args, role="tokenizer")
+    if shape.storage is not None:  # its files are named by rank
+        get_parallel().override_permanently(tp_rank=0, pp_rank=0, attn_dcp_rank=0)
     return args
 
 
