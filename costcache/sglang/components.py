@@ -85,6 +85,19 @@ class CostFull(FullComponent):
             self.tree_core.take_off_host(node, "kv")
         return freed
 
+    def redistribute_on_node_split(self, new_parent: CostNode, child: CostNode) -> None:
+        """Divide the values and the locks of a node that is split."""
+        whole = child.component_data[self.component_type]
+        if not self.tree_core.trimming or whole.host_lock_ref or whole.session_ref:
+            super().redistribute_on_node_split(new_parent, child)
+            return
+        # A victim, which nothing refers to, and which is about to go: its slots need no copies.
+        part, at = new_parent.component_data[self.component_type], len(new_parent.key)
+        if whole.value is not None:
+            part.value, whole.value = whole.value[:at], whole.value[at:]
+        if whole.host_value is not None:
+            part.host_value, whole.host_value = whole.host_value[:at], whole.host_value[at:]
+
     def commit_hicache_transfer(
         self, node: CostNode, phase: CacheTransferPhase, transfers: Any = (), **more: Any
     ) -> None:

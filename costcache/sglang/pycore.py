@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
 
@@ -75,13 +76,14 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
     Attributes:
         pools: The pools to which every change is reported.
         kv: The pool of full-attention KV.
+        trimming: Whether the node that is being split is a victim, of which the first part stays.
     """
 
     def __init__(self, params: Any, components: dict[Any, Any]) -> None:
         cache = next(iter(components.values())).cache
         self.pools: Pools = cache.pools
         self.kv: Pool = self.pools.kv
-        self._trimming = False
+        self.trimming = False
         self._step = self.pools.trim_step
         self._cache: Any = cache
         self._copies_wanted = 0
@@ -193,7 +195,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         prefix, action = super()._split_node(key, child, split_len)
         record = child.kv
         if record is not None:
-            if self._trimming:
+            if self.trimming:
                 # The part that stays keeps the record: it is the same victim, only shorter.
                 prefix.kv, child.kv = record, None
                 record.node = prefix
@@ -204,7 +206,7 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
             record = child.host
             if child in self.evictable_host_leaves:
                 self.evictable_host_leaves.tokens -= split_len
-            if self._trimming:
+            if self.trimming:
                 prefix.host, child.host = record, None
                 record.node = prefix
             else:
@@ -306,11 +308,11 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
 
     def _cut(self, node: CostNode, keep: int, pool: Pool, record: PoolRecord) -> None:
         """Split a leaf: the first part keeps the record, the rest (the same node id) is to be evicted."""
-        self._trimming = True
+        self.trimming = True
         try:
             _, action = self._split_node(node.key, node, keep)
         finally:
-            self._trimming = False
+            self.trimming = False
         if action is not None:
             raise AssertionError(f"a leaf with a transfer under way was cut: {action}")
         pool.trim(record, record.tokens - keep)
@@ -330,6 +332,57 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         )
 
     # -- the host tier -----------------------------------------------------------------------
+
+    def demote_leaf(self, node_id: int) -> tuple[Any, int] | None:
+        """Take a leaf that the host has, too, off the device: what SGLang's own step does, in fewer calls.
+
+        For full attention alone.
+
+        Returns:
+            Its slots and tokens; None if SGLang's own step has to do it.
+        """
+        node: CostNode = self._node_arena[node_id]
+        data = node.component_data[FULL]
+        if (
+            data.host_value is None
+            or node not in self.evictable_device_leaves
+            or len(self.components) > 1
+            or self.enable_session_radix_cache
+            or not self.enable_hicache
+            or self.enable_external_cache_linker
+        ):
+            return None
+        slots, data.value = data.value, None
+        tokens = int(slots.shape[0])
+        self.component_evictable_size_[FULL] -= tokens
+        self.left_device(node, to_host=True)
+        self.kv_events.record_remove(node, medium=StorageMedium.GPU)
+        self._update_evictable_leaf_sets(node)
+        self._update_evictable_leaf_sets(node.parent)
+        return slots, tokens
+
+    def _update_evictable_leaf_sets(self, node: CostNode) -> None:
+        if len(self.components) > 1 or node is self.root_node:
+            super()._update_evictable_leaf_sets(node)
+            return
+        # The same rules for full attention alone, which each step of an eviction asks for several times.
+        data, children = node.component_data[FULL], node.children
+        is_device_leaf = is_host_leaf = False
+        if not data.lock_ref:
+            if data.value is not None:
+                is_device_leaf = not children or not any(
+                    child.component_data[FULL].value is not None for child in children.values()
+                )
+            else:
+                is_host_leaf = data.host_value is not None and not data.host_lock_ref and not children
+        if is_device_leaf:
+            self.evictable_device_leaves.add(node)
+        else:
+            self.evictable_device_leaves.discard(node)
+        if is_host_leaf:
+            self.evictable_host_leaves.add(node)
+        else:
+            self.evictable_host_leaves.discard(node)
 
     def cut_host_leaf(self, record: PoolRecord, needed: int) -> CostNode:
         """Return the node to evict of a host leaf: its tail if that is enough, else all of it."""

@@ -164,6 +164,12 @@ class KvVictims(_Device):
         node_id = core.claim(record, needed)
         if isinstance(node_id, Refused):
             return node_id
+        demoted = core.demote_leaf(node_id) if cache.full_alone else None
+        if demoted is not None:
+            slots, freed = demoted
+            tracker[full] += freed
+            self._slots.append(slots)
+            return freed
         before = tracker[full]
         cache.evict_leaf(node_id, tracker)
         if tracker[full] == before:
