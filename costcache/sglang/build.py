@@ -6,6 +6,7 @@ import functools
 import logging
 from typing import Any, Literal
 
+from pydantic import Field
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
     get_tree_core_factory,
@@ -27,6 +28,7 @@ from costcache.sglang.readback import describe_pools, index_dtype, state_dtypes
 
 __all__ = [
     "PREFIX",
+    "SglangSettings",
     "build",
     "choose_core",
     "make_cache",
@@ -34,6 +36,7 @@ __all__ = [
     "read_policy",
     "refuse",
     "refuse_pools",
+    "speeds",
 ]
 
 logger = logging.getLogger("costcache")
@@ -54,7 +57,32 @@ KV_DTYPES: dict[str, KVDtype] = {
 }
 
 
-def read_policy(name: str, config: dict[str, Any] | None) -> Settings:
+class SglangSettings(Settings):
+    """Settings of costcache inside SGLang: those of every cache, and those of its host tier."""
+
+    host_tier: Literal["stock", "by_cost"] = Field(
+        "stock",
+        description="In SGLang, with --enable-hierarchical-cache: 'stock' copies to the host and loads back "
+        "what SGLang's write policy does; 'by_cost' of that only what saves time, by the chance of reuse, "
+        "the FLOPs to compute it and the bytes to load it.",
+    )
+    flops_per_second: float | None = Field(
+        None,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="For 'by_cost': FLOP/s of one accelerator in a prefill, as measured; by default the peak "
+        "of an H100.",
+    )
+    host_link_bytes_per_second: float | None = Field(
+        None,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="For 'by_cost': bytes per second from host memory to one accelerator, as measured; by "
+        "default the peak of PCIe 5.0 x16.",
+    )
+
+
+def read_policy(name: str, config: dict[str, Any] | None) -> SglangSettings:
     """Read the settings that a policy name and its JSON object give.
 
     Args:
@@ -68,7 +96,7 @@ def read_policy(name: str, config: dict[str, Any] | None) -> Settings:
     values = dict(config or {})
     chosen = name[len(PREFIX) :] if name.startswith(PREFIX) else name
     if name in STOCK_POLICIES:
-        nested = {key: values.pop(key) for key in list(values) if key not in Settings.model_fields}
+        nested = {key: values.pop(key) for key in list(values) if key not in SglangSettings.model_fields}
         if nested:
             values["policy_settings"] = {**nested, **values.get("policy_settings", {})}
     if chosen != "costcache" and values.setdefault("policy", chosen) != chosen:
@@ -76,10 +104,10 @@ def read_policy(name: str, config: dict[str, Any] | None) -> Settings:
             f"--radix-eviction-policy is {name!r} and its config has policy {values['policy']!r}: "
             "give one of the two"
         )
-    return read_settings(Settings, values)
+    return read_settings(SglangSettings, values)
 
 
-def read_deployment(ctx: Any, kv_dtype: str) -> Deployment:
+def read_deployment(ctx: Any, kv_dtype: str, settings: Settings | None = None) -> Deployment:
     """Read how the server runs the model from its arguments and pools."""
     args, params = ctx.server_args, ctx.params
     replicas = getattr(args, "attn_dp_size", None) or (args.dp_size if args.enable_dp_attention else 1)
@@ -93,7 +121,15 @@ def read_deployment(ctx: Any, kv_dtype: str) -> Deployment:
         decode_context_parallel=getattr(args, "dcp_size", None) or 1,
         page_size=params.page_size,
         **state_dtypes(params),
+        **speeds(settings),
     )
+
+
+def speeds(settings: Settings | None) -> dict[str, float]:
+    """Fields of a deployment that the settings give."""
+    names = ("flops_per_second", "host_link_bytes_per_second")
+    given = {name: getattr(settings, name, None) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def refuse(ctx: Any) -> None:
@@ -189,7 +225,7 @@ def build(
     model = plugins.read(ctx.model_config.hf_config)
     refuse_pools(model, params, host_tier=ctx.enable_hierarchical_cache)
     dtype = str(getattr(kv_pool, "dtype", "bfloat16")).removeprefix("torch.")
-    binding = Binding.of(model, read_deployment(ctx, dtype), settings, plugins=plugins)
+    binding = Binding.of(model, read_deployment(ctx, dtype, settings), settings, plugins=plugins)
     params.tree_components = _components(ctx)  # SGLang's builder says so itself, after this
     core, reason = choose_core(
         params,

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictResult
 from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_memory
 
+from costcache.sglang.admission import Admission
 from costcache.sglang.metrics import CostMetrics
 from costcache.sglang.patches import exact_reclaims, slot_freer
 from costcache.sglang.pools import Pools
@@ -44,6 +46,7 @@ class CostCache(UnifiedRadixCache):
         binding: The model, its policy and its plugin.
         core: Tree core of the cache, ``"python"`` or ``"rust"``.
         pools: Its pools.
+        admission: Says what the host tier copies and loads, by cost; None for all that SGLang would.
         cost_metrics: Counts evictions for Prometheus; None unless metrics are on.
         full_alone: Whether full attention is the model's only component.
         free_slots: Returns the slots of evicted nodes to the allocator; see
@@ -73,6 +76,7 @@ class CostCache(UnifiedRadixCache):
         self._walking = False
         self._shares_memory = False
         self._demands_all = False
+        self.admission: Admission | None = None
         self.full_alone = tuple(params.tree_components) == (ComponentType.FULL,)
         names = [POOL_OF[component] for component in params.tree_components if component in POOL_OF]
         trim_step = binding.trim_step(auto="chunk" if core == "rust" else "exact")
@@ -91,6 +95,8 @@ class CostCache(UnifiedRadixCache):
         before = set(self.pools.by_name)
         super().init_hicache(server_args, params)
         exact_reclaims(self)
+        if getattr(self.binding.settings, "host_tier", "stock") == "by_cost":
+            self.admission = Admission(self.binding.cost, self.pools)
         if self.cost_metrics is not None:
             for name in set(self.pools.by_name) - before:
                 pool = self.pools.by_name[name]
@@ -278,6 +284,46 @@ class CostCache(UnifiedRadixCache):
             self.cost_metrics.publish(self.pools.by_name)
         return freed
 
+    def _execute_and_commit_kv_backup(self, action: Any, write_back: bool = False) -> int:
+        if self.admission is not None and not write_back:
+            # Parents come first, and a child is never copied without them.
+            for count, node_id in enumerate(action.node_ids):
+                if not self._is_worth_a_copy(node_id):
+                    action = BackupKV(action.node_ids[:count])
+                    break
+        return int(super()._execute_and_commit_kv_backup(action, write_back))
+
+    def _is_worth_a_copy(self, node_id: int) -> bool:
+        node = self.tree_core.node_by_id(node_id)
+        admission = self.admission
+        if admission is None or node.backuped:
+            return True
+        states, tokens = int(node.component_data[ComponentType.MAMBA].value is not None), len(node.key)
+        return admission.copies(
+            node.kv or node.parent.kv,
+            node.end - tokens,
+            tokens,
+            states,
+            free=self._host_free(ComponentType.FULL),
+        )
+
+    def _keeps(self, node_id: int) -> bool:
+        """Whether a leaf that is being evicted goes to the host; always if what follows it is there."""
+        return bool(self.tree_core.node_by_id(node_id).children) or self._is_worth_a_copy(node_id)
+
+    def load_back(self, node_id: int, mem_quota: int | None = None, req: Any = None) -> bool:
+        """Load a prefix back to the device; under ``by_cost`` only if that is faster than computing it."""
+        if self.admission is not None:
+            node, tokens = self.tree_core.node_by_id(node_id), 0
+            data = node.component_data[ComponentType.MAMBA]
+            states, end = int(data.value is None and data.host_value is not None), node.end
+            while node.evicted:
+                tokens += len(node.key)
+                node = node.parent
+            if not self.admission.loads(end - tokens, tokens, states):
+                return False
+        return bool(super().load_back(node_id, mem_quota, req))
+
     @contextmanager
     def evicting_the_shortfall(self) -> Iterator[None]:
         """Within it, :meth:`evict_host` is asked for a whole demand, and evicts what is not free of that.
@@ -303,17 +349,19 @@ class CostCache(UnifiedRadixCache):
     def _execute_kv_backup(self, node_id: Any, device_value: Any, *transfers: Any) -> Any:
         # SGLang evicts first and then finds that it was not enough: for a node longer than all that can be
         # evicted, everything on the host would go for nothing.
-        if len(device_value) > self._host_free(ComponentType.FULL) + self._host_evictable():
+        short = len(device_value) - self._host_free(ComponentType.FULL)
+        if short > 0 and not self._can_evict_on_host(short):
             return None
         return super()._execute_kv_backup(node_id, device_value, *transfers)
 
-    def _host_evictable(self) -> int:
-        """Upper bound of the tokens that can be evicted on the host."""
+    def _can_evict_on_host(self, tokens: int) -> bool:
+        """Whether so many tokens may be evictable on the host, as far as that can be told at once."""
         core = self.tree_core
-        tokens = self.pools.by_name["host"].cached
-        if core.is_write_back:
-            tokens += sum(len(node.key) for node in core.full_host_duplicates.values())
-        return int(tokens)
+        tokens -= self.pools.by_name["host"].cached
+        if tokens > 0 and core.is_write_back:
+            copies = filter(core._can_reclaim_full_host_duplicate, core.full_host_duplicates.values())
+            tokens -= sum(len(node.key) for node in copies)
+        return tokens <= 0
 
     @property
     def only_frees(self) -> bool:
@@ -329,6 +377,8 @@ class CostCache(UnifiedRadixCache):
         """Evict one device leaf as SGLang does: delete it, demote it, or back it up first."""
         backup = self._evict_device_leaf(node_id, tracker)
         if backup is None:
+            return
+        if not self._keeps(node_id) and self._drop_subtree_no_host(node_id, tracker):
             return
         if self._execute_and_commit_kv_backup(backup, write_back=True) > 0:
             self.writing_check(write_back=True)

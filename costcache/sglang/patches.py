@@ -1,8 +1,8 @@
 """Patches of SGLang's objects, for one cache each: faster freeing of slots, and exact shortfalls.
 
-On the device SGLang evicts the shortfall. Two places of its host tier evict all that is asked for,
-though part of it is free: a pool's own reclaim, and room for the hits of a storage backend. They
-get a reclaim that asks for the difference.
+On the device SGLang evicts the shortfall. Three places of its host tier evict all that is asked for,
+though part of it is free: a pool's own reclaim, room for the hits of a storage backend, and a decode server's
+room for a request. They get a reclaim that asks for the difference.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
-__all__ = ["exact_reclaims", "slot_freer"]
+__all__ = ["exact_reclaims", "pre_alloc_host", "slot_freer"]
 
 
 def slot_freer(allocator: Any) -> Callable[[Sequence[Any]], None]:
@@ -84,3 +84,15 @@ def _difference(reclaim: Callable[[int], Any], available: Callable[[], int]) -> 
         return reclaim(short if short > 0 else demand)
 
     return reclaim_difference
+
+
+def pre_alloc_host(original: Callable[..., Any], queue: Any, *args: Any) -> Any:
+    """Wrap the step in which a decode server makes room on the host for a request's KV.
+
+    SGLang asks for all that the request takes, if any of it is missing.
+    """
+    cache = queue.tree_cache
+    if not hasattr(cache, "evicting_the_shortfall"):
+        return original(queue, *args)
+    with cache.evicting_the_shortfall():
+        return original(queue, *args)

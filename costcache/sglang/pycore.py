@@ -415,8 +415,9 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
 
     def _release_full_host_duplicate(self, node: CostNode, tracker: Any, *frees: Any, **more: Any) -> None:
         needed = self._copies_wanted - tracker[FULL]
-        if self._step and 0 < self._pages(needed) < len(node.key):
-            # Cut once SGLang's walk is over, which nothing may be added to.
+        if self._step and 0 < self._pages(needed) < len(node.key) and len(self.components) == 1:
+            # Cut once SGLang's walk is over, which nothing may be added to. Not with windows: those of this
+            # node may be in the transfer that needs the room.
             self._copy_to_cut = node
             tracker[FULL] += len(node.key)
             return

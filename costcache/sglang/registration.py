@@ -1,4 +1,4 @@
-"""Puts costcache into SGLang's registries: policy names, the cache backend, and five hooks."""
+"""Puts costcache into SGLang's registries: policy names, the cache backend, and six hooks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sglang.srt.server_args import RADIX_EVICTION_POLICY_CHOICES, add_radix_evic
 from costcache.sglang.arguments import parsed, resolving
 from costcache.sglang.build import PREFIX, build, policy_names, read_policy, refuse
 from costcache.sglang.cache import CostCache
+from costcache.sglang.patches import pre_alloc_host
 
 __all__ = ["is_ours", "register"]
 
@@ -33,6 +34,11 @@ def register() -> None:
     HookRegistry.register("sglang.srt.mem_cache.registry.create_tree_cache", create_tree, HookType.AROUND)
     HookRegistry.register("sglang.srt.server_args.prepare_server_args", parsed, HookType.AFTER)
     HookRegistry.register("sglang.srt.server_args.ServerArgs.resolve_once", resolving, HookType.AROUND)
+    HookRegistry.register(
+        "sglang.srt.disaggregation.decode.DecodePreallocQueue._pre_alloc_host",
+        pre_alloc_host,
+        HookType.AROUND,
+    )
     HookRegistry.register(
         "sglang.srt.managers.schedule_policy.SchedulePolicy._touch_waiting_prefixes",
         touch_waiting_prefixes,

@@ -372,6 +372,8 @@ class HostVictims(_Host):
             return Refused.NOT_NOW
         tracker, device_frees, host_frees, actions = self.sinks
         before = tracker[ComponentType.FULL]
+        if cache.admission is not None:
+            cache.admission.evicted(record, min(record.tokens, victim.at_most(needed)))
         leaf = cache.tree_core.cut_host_leaf(record, victim.at_most(needed))
         cache.tree_core._evict_host_leaf(leaf, tracker, device_frees, host_frees, cache_actions=actions)
         return int(tracker[ComponentType.FULL] - before)

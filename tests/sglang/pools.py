@@ -30,8 +30,8 @@ from costcache.binding import Binding
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
-from costcache.settings import Settings, read_settings
-from costcache.sglang.build import make_cache
+from costcache.settings import read_settings
+from costcache.sglang.build import SglangSettings, make_cache, speeds
 from costcache.sglang.cache import CostCache
 
 Kind = Literal["mha", "mla", "mamba", "mla_mamba", "swa", "v4"]
@@ -352,10 +352,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def bind(shape: Shape, *, plugins: PluginManager | None = None, **settings: Any) -> Binding:
     """The binding of a shape's model; ``settings`` are fields of Settings, LRU by default."""
+    chosen = read_settings(SglangSettings, {"policy": "lru", **settings})
     return Binding.of(
         ModelSpec.from_config(CONFIG | CONFIGS[shape.kind]),
-        Deployment(page_size=shape.page_size, kv_dtype="fp8_e4m3" if shape.kind == "v4" else None),
-        read_settings(Settings, {"policy": "lru", **settings}),
+        Deployment(
+            page_size=shape.page_size, kv_dtype="fp8_e4m3" if shape.kind == "v4" else None, **speeds(chosen)
+        ),
+        chosen,
         plugins=plugins,
     )
 
