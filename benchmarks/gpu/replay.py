@@ -286,7 +286,7 @@ def run() -> None:
 def summary(found: dict[str, Any]) -> str:
     """Summarise a run in one line."""
     requests = found["requests"]
-    prompt, cached = (sum(each[key] for each in requests) for key in ("prompt", "cached"))
+    prompt, cached, host = (sum(each[key] for each in requests) for key in ("prompt", "cached", "host"))
     times = sorted(each["ttft"] for each in requests)
     late = max((each.get("late", 0.0) for each in requests), default=0.0)
     points = " ".join(
@@ -294,7 +294,8 @@ def summary(found: dict[str, Any]) -> str:
         for share in (50, 90, 99)
     )
     return (
-        f"{found['seconds']:.1f} s, cached {cached / prompt:.4f}, recomputed {prompt - cached:,}, "
+        f"{found['seconds']:.1f} s, cached {cached / prompt:.4f} "
+        f"(from the host {host / prompt:.4f}), recomputed {prompt - cached:,}, "
         f"TTFT ms mean {1e3 * sum(times) / len(times):.1f} {points}, sent late at most {1e3 * late:.0f} ms"
     )
 

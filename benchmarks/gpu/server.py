@@ -179,6 +179,7 @@ class Server:
         return {
             "prompt": seen["prompt_tokens"],
             "cached": seen["cached_tokens"],
+            "host": (seen.get("cached_tokens_details") or {}).get("host", 0),
             "output": seen["completion_tokens"],
             "ttft": first - sent,
             "seconds": ended - sent,

@@ -166,10 +166,9 @@ class KvVictims(_Device):
             return node_id
         demoted = core.demote_leaf(node_id) if cache.full_alone else None
         if demoted is not None:
-            slots, freed = demoted
-            tracker[full] += freed
-            self._slots.append(slots)
-            return freed
+            tracker[full] += demoted[1]
+            self._slots.append(demoted[0])
+            return int(demoted[1])
         before = tracker[full]
         cache.evict_leaf(node_id, tracker)
         if tracker[full] == before:
@@ -326,10 +325,11 @@ class _Host:
             # What is evictable now is less than what is in the end: parents become leaves on the way.
             while (short := wanted - tracker[self.component]) > 0:
                 before = tracker[self.component]
+                step = min(short, self._evictable()) or short
                 if metrics is None:
-                    run(pool, short)
+                    run(pool, step)
                 else:
-                    metrics.evict(pool, run, short)
+                    metrics.evict(pool, run, step)
                 if tracker[self.component] == before:
                     break
         finally:

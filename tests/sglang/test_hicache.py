@@ -12,6 +12,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from costcache.policies.hazard.below import BelowHazard
+from costcache.records import Victim
 from costcache.sglang.admission import Admission
 from costcache.sglang.patches import pre_alloc_host
 from tests.sglang import hicache
@@ -188,9 +189,14 @@ def test_values_on_the_host_are_evicted_by_the_order(kind: Kind) -> None:
     pool = server.cache.pools.by_name[name]
     uses = sorted(record.uses for record in pool.records())
     assert uses[0] < uses[-1]
-    evicted = []
+    evicted: list[int] = []
     take = pool.take
-    pool.take = lambda victim, needed: (evicted.append(victim.record.uses), take(victim, needed))[1]
+
+    def noted(victim: Victim, needed: int) -> Any:
+        evicted.append(victim.record.uses)
+        return take(victim, needed)
+
+    pool.take = noted
     for _ in range(3):
         server.cache.evict_host(1, component)
         check_records(server.cache)
@@ -243,7 +249,7 @@ def test_preallocation_of_a_decode_server_asks_for_the_shortfall() -> None:
 
 @pytest.mark.parametrize("write", WRITES)
 def test_by_cost_copies_and_loads_what_saves_time(write: str) -> None:
-    def serve(**speeds: float) -> tuple[Server, int]:
+    def serve(**speeds: Any) -> tuple[Server, int]:
         server = make("mha", 64, write, host_tier="by_cost", policy="lru", **speeds)
         for _ in range(3):
             server.serve(range(320), output=[5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -114,5 +115,5 @@ def test_room_for_what_is_read_is_the_shortfall(
     pool.free(taken)
 
 
-def entries(server: Server) -> dict[str, object]:
+def entries(server: Server) -> dict[str, Any]:
     return {str(name.value): entry for name, entry in server.cache.host_pool_group.entry_map.items()}
