@@ -627,7 +627,10 @@ class Tiers:
         sizes = [0] * len(self.tiers)
         sizes[level] = size
         reload = self._reload_seconds(sizes, queued=False)
-        recompute = self.prefill.more(copy.tokens, copy.depth)
+        start = self._resumes_before(copy, level) if self.has_states else copy.depth
+        recompute = self.prefill.more(copy.end - start, start)
+        if self.has_states and not has_state and not copy.live_children:
+            recompute = 0.0  # no request can resume from it
         for lower in range(level + 1, len(self.tiers)):
             if self.tiers[lower].held(extent):
                 sizes[level], sizes[lower] = 0, size
@@ -644,6 +647,16 @@ class Tiers:
             displaced=tier.price * size if tier.used + size > tier.capacity else 0.0,
             followed=copy.live_children > 0,
         )
+
+    def _resumes_before(self, copy: _Extent, level: int) -> int:
+        """Tokens up to the last state before an extent on its tier or on the device."""
+        tier, above = self.tiers[level], self.of.parents[copy.extent]
+        while above != ROOT:
+            for record in (tier.records.get(above), self.device.records.get(above)):
+                if record is not None and record.has_state:
+                    return record.end
+            above = self.of.parents[above]
+        return 0
 
     def _write(self, copy: _Extent, level: int, has_state: bool) -> float:
         """Write an extent to a tier, if there is room; returns when it is there."""
