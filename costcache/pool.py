@@ -529,23 +529,37 @@ class Pool:
 
         Args:
             record: A node of this pool; or one of another tier, of the same prefix, that this pool's order
-                may remember. Of one that it does not know, a prior is returned.
+                may remember. Of one that it does not know, the prior of
+                :meth:`~costcache.orders.VictimOrder.reuse_chance` is returned.
             within: Time from now, in units of the clock; for ever by default.
         """
         book = self.book
+        if book.live.get(record.serial) is not record:
+            chance = self.ghost_chance(record, within)
+        else:
+            order: Any = book._guard.order
+            try:
+                chance = _chance(order.reuse_chance(record, within))
+            except BaseException as error:
+                book._failed("reuse_chance", error)
+                chance = None
+        return record.uses / (record.uses + 2.0) if chance is None else chance
+
+    def ghost_chance(self, record: NodeRecord, within: float = math.inf) -> float | None:
+        """The same of a node that was evicted from this pool, by its record on another tier.
+
+        None if the order does not remember it.
+        """
+        book = self.book
+        name = record.prefix_hash()
+        if name is None:
+            return None
         order: Any = book._guard.order
-        chance: Any = None
         try:
-            if book.live.get(record.serial) is record:
-                chance = order.reuse_chance(record, within)
-            elif (name := record.prefix_hash()) is not None:
-                chance = order.ghost_chance(name, within)
-            if chance is not None and not 0.0 <= chance <= 1.0:
-                raise PluginError(f"reuse_chance is {chance!r}: give a number from 0 to 1")
+            return _chance(order.ghost_chance(name, within))
         except BaseException as error:
-            book._failed("reuse_chance", error)
-            chance = None
-        return record.uses / (record.uses + 2.0) if chance is None else float(chance)
+            book._failed("ghost_chance", error)
+            return None
 
     # -- freed -------------------------------------------------------------------------------
 
@@ -865,3 +879,10 @@ class Pool:
             return True  # evictable units are left, and no victim was deferred
         # Only an order that named locked nodes is suspect; then a scan of all nodes is worth its time.
         return locked and any(r.is_evictable and r.serial not in deferred for r in self.book.live.values())
+
+
+def _chance(answer: Any) -> float | None:
+    """An order's forecast, checked."""
+    if answer is not None and not 0.0 <= answer <= 1.0:
+        raise PluginError(f"reuse_chance is {answer!r}: give a number from 0 to 1")
+    return None if answer is None else float(answer)

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from costcache.errors import SettingsError
 
-__all__ = ["Capacity", "parse_bytes", "parse_capacity"]
+__all__ = ["Capacity", "parse_bytes", "parse_capacity", "parse_rate"]
 
 BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     f"{prefix}iB": 2 ** (10 * power) for power, prefix in enumerate("KMGT", start=1)
@@ -115,6 +115,23 @@ def parse_bytes(text: str, what: str) -> int:
     if unit not in BYTES:
         raise SettingsError(f"{what} {_short(text)} is not a size in bytes: give 80GiB, 80GB or 512MiB")
     return int(amount * BYTES[unit])
+
+
+def parse_rate(text: str, what: str) -> int:
+    """Parse bytes per second, such as ``55GB/s``.
+
+    Args:
+        text: The rate.
+        what: Name of the option, for the error.
+
+    Raises:
+        SettingsError: If the text is not a valid rate above 0.
+    """
+    size, slash, unit = text.strip().partition("/")
+    amount, of = _read(size.strip(), what)
+    if not slash or unit.strip() != "s" or of not in BYTES or not amount:
+        raise SettingsError(f"{what} {_short(text)} is not a rate above 0: give 55GB/s or 500MB/s")
+    return int(amount * BYTES[of])
 
 
 def _read(text: str, what: str) -> tuple[Fraction, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,16 @@ from costcache.cli.replaying import (
     with_own_settings,
 )
 from costcache.cli.tables import print_details, print_runs, trace_facts
+from costcache.cli.tiering import TierOptions, print_tiered, tiered_json
 from costcache.cli.writing import write_outputs
+from costcache.errors import SettingsError
 from costcache.hookspecs import PROJECT
 from costcache.planning import LENGTHS
 from costcache.sim.settings import ServingSettings
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from costcache.cli.reading import TraceOptions
     from costcache.cli.replaying import ReplayOptions
     from costcache.cli.writing import Output
@@ -36,7 +41,10 @@ if TYPE_CHECKING:
     from costcache.settings import Settings
     from costcache.sim.engine import Simulator
     from costcache.sim.results import Outcome, Run
+    from costcache.sim.settings import TierSettings
     from costcache.sim.sweep import Cell
+    from costcache.sim.tiered import TieredRun
+    from costcache.sizes import Capacity
 
 __all__ = ["FAILED", "SimulateOptions", "simulate"]
 
@@ -108,6 +116,14 @@ class SimulateOptions(Options):
     *("concurrency", "decode_seconds", "rate", "load", "service", "outputs"),
     prefix="With --serving, ",
 )
+@model_options(
+    TierOptions,
+    "below",
+    host={"metavar": "SIZE"},
+    disk={"metavar": "SIZE"},
+    link={"metavar": "RATE"},
+    disk_bandwidth={"metavar": "RATE"},
+)
 @replay_options(*WINDOW_OPTIONS[:3])
 @json_option
 def simulate(
@@ -115,6 +131,7 @@ def simulate(
     model_name: str,
     options: SimulateOptions,
     server: ServingSettings,
+    below: TierOptions,
     replay: ReplayOptions,
     settings: Settings,
     reading: TraceOptions,
@@ -124,8 +141,8 @@ def simulate(
     """Replay TRACE under several policies and pool sizes.
 
     TRACE is a file of any format that 'costcache trace info' reads, or - for standard input. Prompts are
-    cached in whole pages. Requests run one at a time unless --serving is given. A policy that fails is
-    replaced by LRU: its rows say so, and the exit status is 3.
+    cached in whole pages. Requests run one at a time unless --serving or --host is given. A policy that fails
+    is replaced by LRU: its rows say so, and the exit status is 3.
     """
     from costcache.plugins import get_plugins
     from costcache.report.files import check_distinct, check_outputs
@@ -136,6 +153,13 @@ def simulate(
     from costcache.sim.traces.summary import ideal_with_outputs
     from costcache.sizes import parse_capacity
 
+    tiers = below.settings(
+        always_free=options.always_free,
+        tree=options.tree,
+        ray=options.ray,
+        jobs=options.jobs > 1,
+        plot=options.plot is not None,
+    )
     if options.report or options.plot:
         check_outputs(report=options.report)
         if options.plot is not None:
@@ -165,6 +189,9 @@ def simulate(
             state_share=replay.state_share,
             known=replay.known,
         )
+        if tiers is not None:
+            _tiered(simulator, list(by_policy.values()), sizes, tiers, server, below, options, bar, as_json)
+            return
         page_size = simulator.keys.page_size
         distinct = trace.distinct_pages(page_size)
         cells = [
@@ -223,7 +250,81 @@ def simulate(
     _end(runs)
 
 
-def _end(runs: list[Run]) -> None:
+def _tiered(
+    simulator: Simulator,
+    policies: list[Settings],
+    sizes: list[Capacity],
+    tiers: TierSettings,
+    server: ServingSettings,
+    below: TierOptions,
+    options: SimulateOptions,
+    bar: Progress | None,
+    as_json: bool,
+) -> None:
+    """Replay over tiers, and print the figures."""
+    from costcache.sim.tiered import make_tiered_run, tiered_bound
+
+    distinct = simulator.trace.distinct_pages(simulator.keys.page_size)
+    pools: dict[str, int] = {}
+    for size in sizes:
+        tokens = pool_tokens(size, simulator, distinct)
+        if tokens is None:
+            raise SettingsError("--capacity unlimited leaves nothing for a host: give a size")
+        pools[size.text] = tokens
+    task = Task(bar, "replays", len(pools) * len(policies) * len(simulator.trace))
+    runs = []
+    for capacity, tokens in pools.items():
+        for each in policies:
+            outcome = simulator.tiered(each, tokens, tiers, serving=server, progress=task.by)
+            runs.append(make_tiered_run(outcome, simulator, each, capacity, tokens, tiers))
+    bounds = {
+        capacity: tiered_bound(simulator, policies[0], tokens, tiers) for capacity, tokens in pools.items()
+    }
+    task.done()
+    if as_json:
+        echo_json(
+            {
+                "trace": trace_facts(simulator.trace),
+                "model": simulator.cost.spec.name,
+                "deployment": simulator.cost.deployment.model_dump(mode="json"),
+                "kv_bytes_per_token": simulator.cost.token.kv_bytes,
+                "state_bytes": simulator.cost.token.state_bytes,
+                "tiers": tiers.model_dump(),
+                "serving": server.model_dump(exclude={"outputs", "service"}),
+                "prefill": simulator.prefill.model_dump(),
+                "warmup": simulator.warmup,
+            }
+            | tiered_json(runs, bounds)
+        )
+    else:
+        print_tiered(simulator, tiers, runs, bounds)
+    if options.report is not None:
+        from costcache.report import gather, gather_tiers, write_report
+        from costcache.sim.sweep import Cell, outcomes
+
+        cells = [
+            Cell(settings=each, capacity=capacity, capacity_tokens=tokens)
+            for capacity, tokens in pools.items()
+            for each in policies
+        ]
+        capacity, tokens = next(iter(pools.items()))
+        host = gather_tiers(
+            simulator,
+            policies[0],
+            capacity,
+            tokens,
+            tiers,
+            serving=server,
+            host_price=below.host_price,
+            gpu_price=below.gpu_price,
+        )
+        command = command_line("report", "as_json", "details") + " --report report.html"
+        material = replace(gather(simulator, cells, outcomes(simulator, cells), command=command), host=host)
+        write_outputs([("report", options.report, lambda path: write_report(material, path))], quiet=as_json)
+    _end(runs)
+
+
+def _end(runs: Sequence[Run | TieredRun]) -> None:
     """End with status 3 if a policy failed: its rows are those of LRU from then on."""
     if any(run.fallbacks for run in runs):
         click.get_current_context().exit(FAILED)

@@ -11,5 +11,6 @@ from costcache.report.files import check_outputs
 from costcache.report.material import Material, gather
 from costcache.report.page import render, write_report
 from costcache.report.plot import write_plot
+from costcache.report.tiers import gather_tiers
 
-__all__ = ["Material", "check_outputs", "gather", "render", "write_plot", "write_report"]
+__all__ = ["Material", "check_outputs", "gather", "gather_tiers", "render", "write_plot", "write_report"]

@@ -16,6 +16,7 @@ from costcache.sim.engine import OFFLINE
 from costcache.sim.results import Run, gap_closed
 
 if TYPE_CHECKING:
+    from costcache.report.tiers import HostMemory
     from costcache.sim.engine import Simulator
     from costcache.sim.results import Outcome
     from costcache.sim.sweep import Cell
@@ -109,6 +110,7 @@ class Material:
         window_ratio: Tokens of the pool of windows per token of the full pool; None without such a pool.
         lengths: What that means for the largest pool: the length of sequences, the tokens of them that fit,
             and those that would in one pool of all layers.
+        host: Replays with host memory; None without any.
     """
 
     version: str
@@ -137,6 +139,7 @@ class Material:
     windows: str = ""
     window_ratio: float | None = None
     lengths: tuple[tuple[int, int, int], ...] = ()
+    host: HostMemory | None = None
 
     def pool(self, run: Run) -> int:
         """Tokens in a run's pool; those of all distinct pages if it is unlimited."""

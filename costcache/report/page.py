@@ -13,6 +13,7 @@ from costcache.report.advice import advise
 from costcache.report.files import check_outputs, write_whole
 from costcache.report.sheet import sheet
 from costcache.report.svg import draw, legend
+from costcache.report.tiers import host_section
 from costcache.report.words import share, size
 
 if TYPE_CHECKING:
@@ -42,6 +43,15 @@ def render(material: Material) -> str:
     parts = [_advice(advice), _replayed(material)]
     if material.policies:
         parts += _charts(material, advice)
+    if material.host is not None:
+        parts.append(
+            _section(
+                "How much host memory pays",
+                f"Replayed with {material.host.policy} on every tier and writing {material.host.write}, on a "
+                "server with a queue that caches prompts only. Sizes are of one rank.",
+                host_section(material.host),
+            )
+        )
     table = tables.all_figures(material, advice)
     parts += [_section("All figures", "", table), _caveats(advice)]
     title = f"Prefix cache eviction: {material.trace} on {material.model}"

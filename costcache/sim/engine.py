@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from costcache.sim.paths import PageOutcome, PagePaths
     from costcache.sim.requests import Known
     from costcache.sim.runs import PageRuns
-    from costcache.sim.serving import Server, ServingSettings
+    from costcache.sim.serving import Server
+    from costcache.sim.settings import ServingSettings, TierSettings
     from costcache.sim.stack import LRUCurve
+    from costcache.sim.tiers import TieredOutcome
     from costcache.sim.trace import Trace
 
 __all__ = ["OFFLINE", "Simulator"]
@@ -52,6 +54,11 @@ OFFLINE = {
 
 _MOST_PAGES = 6_000_000
 """Most pages, of all prompts together, for a pass page by page: it takes about 200 bytes a page."""
+
+_MOST_MOVED = 2048
+"""Tokens that are evicted and moved between tiers at once, at most."""
+_LATENCY, _DISK_LATENCY = 50e-6, 200e-6
+"""Seconds of a transfer besides its bytes: a copy's launch and completion, and a read of an NVMe drive."""
 
 
 class Simulator:
@@ -207,6 +214,61 @@ class Simulator:
                 progress(len(self.trace))
             return outcome
         return self._tree(settings, capacity_tokens, serving, always_free, progress)
+
+    def tiered(
+        self,
+        settings: Settings,
+        capacity_tokens: int,
+        tiers: TierSettings | None,
+        *,
+        serving: ServingSettings | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> TieredOutcome:
+        """Replay on a server with tiers of memory below its device; see :mod:`costcache.sim.tiers`.
+
+        Args:
+            settings: Policy of every tier, and its settings.
+            capacity_tokens: Tokens of KV that fit on the device; states take room from them.
+            tiers: The tiers below; None for the device alone.
+            serving: The server, with the queue that it has in any case.
+            progress: Called now and then with the number of requests done since the last call.
+
+        Raises:
+            PluginError: If there is no such policy, or it cannot serve the model.
+            SettingsError: If a setting is wrong, or the model's windows are in a pool of their own.
+        """
+        from costcache.sim.extents import extents
+        from costcache.sim.settings import ServingSettings
+        from costcache.sim.tiers import Below, Tiers
+        from costcache.tiers import make_writing
+
+        if settings.policy in OFFLINE:
+            raise SettingsError(
+                f"policy {settings.policy!r} has no tiers: leave it out, or leave out the host"
+            )
+        if self.window_layout not in (None, "one-pool"):
+            raise SettingsError(
+                f"model {self._model.name!r} keeps sliding windows apart, which are not replayed over tiers: "
+                "set window_layout to one-pool"
+            )
+        self.check(settings, capacity_tokens)
+        below = []
+        if tiers is not None:
+            below.append(Below("host", tiers.host, tiers.link, _LATENCY))
+            if tiers.disk is not None and tiers.disk_bandwidth is not None:
+                below.append(Below("disk", tiers.disk, tiers.disk_bandwidth, _DISK_LATENCY))
+        return Tiers(
+            self.trace,
+            extents(self.runs, self._deployment.page_size, _MOST_MOVED),
+            self._bind(settings),
+            int(capacity_tokens * self.token_bytes),
+            below,
+            make_writing(tiers.write if tiers is not None else "write_back"),
+            self.prefill,
+            serving or ServingSettings(),
+            known=self._known,
+            progress=progress,
+        ).run()
 
     def figures(
         self, outcome: Outcome, settings: Settings, capacity_tokens: int | None, *, capacity: str = ""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-__all__ = ["ServingSettings"]
+__all__ = ["ServingSettings", "TierSettings"]
 
 
 class ServingSettings(BaseModel):
@@ -46,3 +46,27 @@ class ServingSettings(BaseModel):
         allow_inf_nan=False,
         description="Speed of the trace's clock: 0.5 is half as fast. Think times are not scaled.",
     )
+
+
+class TierSettings(BaseModel):
+    """The tiers below the device, of one rank."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: PositiveInt = Field(description="Bytes of host memory.")
+    link: PositiveFloat = Field(
+        55e9, allow_inf_nan=False, description="Bytes per second between host and device, each way."
+    )
+    disk: PositiveInt | None = Field(None, description="Bytes of disk; None without a disk.")
+    disk_bandwidth: PositiveFloat | None = Field(
+        None, allow_inf_nan=False, description="Bytes per second between disk and host, each way."
+    )
+    write: Literal["by_cost", "write_back", "write_through", "write_through_selective"] = Field(
+        "by_cost", description="What is copied down, and what is loaded."
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.disk is None) != (self.disk_bandwidth is None):
+            raise ValueError("disk and disk_bandwidth go together: give both, or neither")
+        return self

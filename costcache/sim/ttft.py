@@ -55,7 +55,11 @@ class PrefillModel(BaseModel):
 
     def one(self, new: int, depth: int) -> float:
         """Seconds of one prefill; as :meth:`seconds`."""
-        return max(self.floor, self.fixed + self.per_token * new + self.per_pair * new * (depth + new / 2))
+        return max(self.floor, self.fixed + self.more(new, depth))
+
+    def more(self, new: int, depth: int) -> float:
+        """Seconds that so many more tokens add to a prefill: ``b·n + c·n·(d + n/2)``."""
+        return self.per_token * new + self.per_pair * new * (depth + new / 2)
 
 
 # Fitted to SGLang 0.5.23 on one H100 (bf16, dummy weights, prefill graphs on), from 2,048 new tokens

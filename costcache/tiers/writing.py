@@ -35,6 +35,7 @@ class Move(NamedTuple):
         write: Seconds for which the write would occupy the link or keep an eviction waiting.
         displaced: Seconds that what it displaces in the tier below would be expected to save; 0 while that
             tier has room.
+        followed: Whether the tier below holds what follows the run, which is no use without it.
     """
 
     tokens: int
@@ -45,6 +46,7 @@ class Move(NamedTuple):
     chance: float = 1.0
     write: float = 0.0
     displaced: float = 0.0
+    followed: bool = False
 
     @property
     def saves(self) -> float:
@@ -64,6 +66,10 @@ class Writing(Protocol):
     def name(self) -> str:
         """Its name."""
 
+    @property
+    def ahead(self) -> bool:
+        """Whether to make room ahead of need, so that no request waits for an eviction to be written."""
+
     def copies(self, move: Move) -> bool:
         """Whether to copy a run down now, after it was made or used, while it stays where it is."""
 
@@ -76,6 +82,8 @@ class Writing(Protocol):
 
 class WriteThrough:
     """Copies every run that has been used so many times, and drops the others when they are evicted."""
+
+    ahead = False
 
     def __init__(self, uses: int = 1) -> None:
         """Copy at the ``uses``-th use; the request that makes a run is the first."""
@@ -105,6 +113,7 @@ class WriteBack:
     """Copies a run when it is evicted."""
 
     name = "write_back"
+    ahead = False
 
     def copies(self, move: Move) -> bool:  # noqa: ARG002 # as the protocol says
         """False."""
@@ -122,19 +131,22 @@ class WriteBack:
 class ByCost:
     """Moves what saves more seconds than it costs, by the chance that it is used again.
 
-    A copy is worth its chance of reuse times the seconds that a load saves over computing the tokens anew. It
-    is made if that exceeds the seconds for which the write is in the way, and what it displaces.
+    A copy is worth its chance of reuse times the seconds that a load saves over computing the tokens anew. A
+    run is written when it is evicted, which is when most is known of it, and what stays on the device takes
+    no room below; and it is written ahead of need, so that no request waits for it. It is dropped if a copy
+    is worth less than the write and what that displaces.
     """
 
     name = "by_cost"
+    ahead = True
 
-    def copies(self, move: Move) -> bool:
-        """True if a copy is worth it."""
-        return move.worth > move.write + move.displaced
+    def copies(self, move: Move) -> bool:  # noqa: ARG002 # as the protocol says
+        """False: what stays where it is needs no copy."""
+        return False
 
     def demotes(self, move: Move) -> bool:
-        """True if a copy is worth it, now that the eviction waits for it."""
-        return move.worth > move.write + move.displaced
+        """True if a copy is worth it, or if what follows the run needs it."""
+        return move.saves > 0.0 and (move.followed or move.worth > move.write + move.displaced)
 
     def loads(self, move: Move) -> bool:
         """True if a load is faster than to compute the tokens."""

@@ -1,0 +1,697 @@
+"""Replay of a trace over tiers of memory: a device, its host's memory, and a disk.
+
+One server, with the queue of :mod:`costcache.sim.load`, one prefill at a time, and no reserved slots: its
+device pool caches prompts only. Each tier is a :class:`~costcache.pool.Pool` of extents with an order of its
+own; an extent may be in several. A request uses what the device has, loads what the tiers below it hold from
+there on without a gap, if the policy of writing wants it, and computes the rest.
+
+Time: a load passes the link in order of arrival, layer by layer while the layers before are computed. So
+the first token comes at ``max(load + compute / layers, compute + load / layers)`` after the start. What an
+eviction has to write first keeps the start waiting. Each direction of a link has a queue of its own.
+
+Models with states: a state is at the end of a prompt, and where prompts were found to branch. It is evicted
+and moved with the last extent before it. One that a longer one of its own session supersedes is dropped.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costcache.eviction import Refused
+from costcache.records import Clock, NodeRecord, PoolState, RequestRecord, Victim
+from costcache.sim.extents import ROOT, Extents
+from costcache.sim.load import Load, load_kind
+from costcache.sim.loop import PER_REPORT, no_collector
+from costcache.sim.requests import RequestInfos
+from costcache.tiers import Link, Move, Writing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from costcache.binding import Binding
+    from costcache.sim.requests import Known
+    from costcache.sim.settings import ServingSettings
+    from costcache.sim.trace import Trace
+    from costcache.sim.ttft import PrefillModel
+
+__all__ = ["Below", "Moved", "TieredOutcome", "Tiers"]
+
+_KEEPS = 0.98
+"""Share of its weight that an average over evictions keeps at each one."""
+_MOST_AHEAD = 20
+"""Room is made ahead of need in one part of the device in so many, at most."""
+
+
+@dataclass(frozen=True)
+class Below:
+    """A tier below the device.
+
+    Attributes:
+        name: ``host`` or ``disk``.
+        capacity: Bytes of one rank.
+        bytes_per_second: Speed of its link to the tier above, in each direction.
+        latency: Seconds that each transfer takes besides.
+    """
+
+    name: str
+    capacity: int
+    bytes_per_second: float
+    latency: float = 0.0
+
+
+@dataclass
+class Moved:
+    """What a tier below the device did.
+
+    Attributes:
+        hits: Tokens that requests loaded from it.
+        found: Tokens that requests found in it, loaded or not.
+        down: Bytes written to it.
+        up: Bytes loaded from it.
+        evicted: Bytes evicted from it.
+        refused: Bytes that were to be written, and found no room.
+        peak: Most bytes that it held.
+    """
+
+    hits: int = 0
+    found: int = 0
+    down: int = 0
+    up: int = 0
+    evicted: int = 0
+    refused: int = 0
+    peak: int = 0
+
+
+@dataclass
+class TieredOutcome:
+    """The result of a replay.
+
+    Attributes:
+        device: Tokens that each request found on the device, int64 of shape [requests].
+        loaded: Tokens that it loaded, likewise.
+        ttft: Seconds from arrival to first token, queue included, float64 of shape [requests].
+        reload_seconds: Seconds that links were busy with loads.
+        recompute_seconds: Seconds of all prefills.
+        write_wait_seconds: Seconds that requests waited for evictions to be written.
+        evicted: Bytes evicted from the device.
+        tiers: What each tier below did, by name.
+        seconds: Wall time of the replay.
+        policy: Policy in force on the device at the end.
+        fallbacks: Orders that failed and were replaced by LRU.
+    """
+
+    device: NDArray[np.int64]
+    loaded: NDArray[np.int64]
+    ttft: NDArray[np.float64]
+    reload_seconds: float = 0.0
+    recompute_seconds: float = 0.0
+    write_wait_seconds: float = 0.0
+    evicted: int = 0
+    tiers: dict[str, Moved] = field(default_factory=dict)
+    seconds: float = 0.0
+    policy: str = ""
+    fallbacks: int = 0
+
+
+class _Extent(NodeRecord):
+    """An extent in the pool of a tier.
+
+    Attributes:
+        extent: Its number.
+        held: Whether the tier holds it. A tier below the device also tracks, pinned, what only the tiers
+            above it hold: so its order knows the history of what it is given, and forecasts for all of them.
+        has_state: Whether it ends with a state here.
+        since: When the tier got it, in seconds.
+    """
+
+    __slots__ = ("extent", "has_state", "held", "since")
+
+    def __init__(self, extent: int, parent: _Extent | None, of: Extents) -> None:
+        super().__init__(0, parent, of.tokens[extent], of.depths[extent])
+        self.extent = extent
+        self.held = self.has_state = False
+        self.since = 0.0
+
+    def prefix_hash(self, offset: int = 0) -> int | None:
+        """The extent's number: the same prefix has the same, on every tier."""
+        return None if offset else self.extent + 1
+
+
+class _Tier:
+    """One tier: its pool, and the extents that it holds or tracks.
+
+    Attributes:
+        records: Its records, by extent.
+        used: Bytes of those that it holds.
+        price: Seconds per byte that what was evicted lately was expected to save.
+        stays: Seconds that it had stayed.
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        of: Extents,
+        capacity: int,
+        token_bytes: int,
+        state_bytes: int,
+        clock: Clock | None,
+        evicts: Callable[[_Extent], None],
+    ) -> None:
+        self.of, self.capacity = of, capacity
+        self.token_bytes, self.state_bytes = token_bytes, state_bytes
+        self.records: dict[int, _Extent] = {}
+        self.used = 0
+        self.price = 0.0
+        self.stays = math.inf
+        self._orphans: dict[int, list[_Extent]] = {}
+        self._evicts = evicts
+        tokens = PoolState("kv", "tokens", capacity // token_bytes, 0, 0, 0, binding.page_size)
+        self.pool = binding.pool(
+            "kv",
+            self._take,
+            unit="bytes",
+            capacity=capacity,
+            measure=self._state,
+            make_order=lambda _: binding.make_order((tokens,)),
+            clock=clock,
+        )
+
+    def held(self, extent: int) -> _Extent | None:
+        """The record of an extent that the tier holds; None for others."""
+        record = self.records.get(extent)
+        return record if record is not None and record.held else None
+
+    def size(self, extent: int, has_state: bool) -> int:
+        """Bytes of an extent."""
+        return self.of.tokens[extent] * self.token_bytes + has_state * self.state_bytes
+
+    def _state(self) -> PoolState:
+        evictable = 0
+        if self.records:
+            pool = self.pool
+            evictable = (pool.cached - pool.pinned) * self.token_bytes  # states go with their extents
+        return PoolState("kv", "bytes", self.capacity, self.capacity - self.used, evictable, 0, 1)
+
+    def _take(self, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002 # extents are evicted whole
+        record: Any = victim.record
+        if record.parent is None or record.live_children:
+            return Refused.NOT_A_LEAF
+        if record.locks:
+            return Refused.LOCKED
+        size = self.size(record.extent, record.has_state)
+        self._evicts(record)
+        self.drop(record)
+        return size
+
+    def track(self, extent: int, request: RequestRecord | None) -> _Extent:
+        """Track an extent; it takes no room until it is held."""
+        above = self.of.parents[extent]
+        parent = self.records.get(above)
+        record = _Extent(extent, parent, self.of)
+        if parent is None and above != ROOT:
+            self._orphans.setdefault(above, []).append(record)
+        self.records[extent] = record
+        self.pool.insert(record, request)
+        for child in self._orphans.pop(extent, ()):
+            self.pool.move(child, record)
+        return record
+
+    def hold(self, record: _Extent, has_state: bool) -> None:
+        """Hold an extent from now on; there is room for it."""
+        record.held, record.has_state = True, has_state
+        record.since = self.pool.clock.now
+        self.used += self.size(record.extent, has_state)
+
+    def drop(self, record: _Extent) -> None:
+        """Forget an unlocked extent. What follows it stays, unreachable until it is back."""
+        above = self.of.parents[record.extent]
+        if record.live_children:
+            orphans = [child for child in self.pool.live.values() if child.parent is record]
+            for child in orphans:
+                self.pool.move(child, self.pool.root)
+            self._orphans[record.extent] = orphans  # type: ignore[assignment] # all of its records are extents
+        if record.held:
+            self.used -= self.size(record.extent, record.has_state)
+        if record.parent is self.pool.root and above != ROOT:
+            self._orphans[above].remove(record)
+        del self.records[record.extent]
+        self.pool.remove(record)
+
+    def give_state(self, record: _Extent, has_state: bool) -> None:
+        """Attach a state to the end of an extent that the tier holds, or drop it."""
+        self.used += (has_state - record.has_state) * self.state_bytes
+        record.has_state = has_state
+
+    def make_room(self, size: int) -> bool:
+        """Evict until ``size`` bytes are free; returns whether they are."""
+        while (missing := self.used + size - self.capacity) > 0:
+            if not self.pool.evict(missing, watermark=False).freed:
+                return False
+        return True
+
+
+class Tiers:
+    """A server with tiers; replays one trace once."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        of: Extents,
+        binding: Binding,
+        capacity: int,
+        below: list[Below],
+        writing: Writing,
+        prefill: PrefillModel,
+        settings: ServingSettings,
+        *,
+        known: Known = "server",
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Make empty tiers.
+
+        Args:
+            trace: The requests, in order of time.
+            of: Their extents.
+            binding: The model, the policy and its settings; each tier makes an order of its own.
+            capacity: Bytes of the device's pool, of one rank.
+            below: The tiers below, from the fastest down.
+            writing: What is copied down, and what is loaded.
+            prefill: Seconds of a prefill.
+            settings: The server; what concerns generated tokens is left out.
+            known: What policies are told of requests.
+            progress: Called now and then with the number of requests done since the last call.
+        """
+        self.trace, self.of, self.writing, self.prefill, self.settings = trace, of, writing, prefill, settings
+        token = binding.cost.token
+        self.cost = binding.cost
+        self.layers = max(1, binding.cost.spec.num_layers)
+        # In one pool of all layers, windows too: every token's window KV is cached.
+        token_bytes, state_bytes = token.kv_bytes + token.swa_bytes, token.state_bytes
+        self.has_states = bool(state_bytes)
+        self.device = _Tier(binding, of, capacity, token_bytes, state_bytes, None, self._evicted)
+        clock = self.device.pool.clock
+        self.tiers = [
+            _Tier(binding, of, each.capacity, token_bytes, state_bytes, clock, self._drops(level))
+            for level, each in enumerate(below)
+        ]
+        self.down = [Link(each.bytes_per_second, each.latency) for each in below]
+        self.up = [Link(each.bytes_per_second, each.latency) for each in below]
+        self.moved = [Moved() for _ in below]
+        self.below = below
+        self.all = [self.device, *self.tiers]
+        self.need = 0.0  # bytes of a request that were not on the device, about the most of late
+        self.load = Load(
+            trace,
+            load_kind(settings.load, trace),
+            clients=settings.concurrency,
+            rate=settings.rate,
+            spread=settings.spread_bursts,
+        )
+        self.infos = RequestInfos(trace, known)
+        self.inputs: list[int] = trace.input_tokens.tolist()
+        self.outputs: list[int] = trace.output_tokens.tolist()
+        self.progress = progress
+        n = len(trace)
+        self.outcome = TieredOutcome(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n))
+        self.now = 0.0
+        self.written = 0.0  # when the writes that evictions wait for are over
+
+    # -- the server --------------------------------------------------------------------------
+
+    def run(self) -> TieredOutcome:
+        """Replay the trace; returns the outcome."""
+        started = time.perf_counter()
+        with no_collector():
+            self._run()
+        outcome = self.outcome
+        outcome.seconds = time.perf_counter() - started
+        outcome.tiers = {each.name: moved for each, moved in zip(self.below, self.moved, strict=True)}
+        outcome.policy = self.device.pool.policy
+        outcome.fallbacks = sum(tier.pool.fallbacks for tier in (self.device, *self.tiers))
+        return outcome
+
+    def _run(self) -> None:
+        load, limit = self.load, self.settings.concurrency
+        waiting: deque[int] = deque()
+        running: list[tuple[float, int, list[RequestRecord]]] = []
+        free_at, now, done, reported = 0.0, 0.0, 0, 0
+        while True:
+            if not waiting:
+                arrives = load.next_time()
+                ends = running[0][0] if running else None
+                times = [at for at in (arrives, ends) if at is not None]
+                if not times:
+                    break
+                now = max(now, min(times))
+            now = max(now, free_at)
+            while True:
+                arrives = load.next_time()
+                if running and running[0][0] <= now and (arrives is None or running[0][0] <= arrives):
+                    self._finish(*heapq.heappop(running))
+                elif arrives is not None and arrives <= now:
+                    waiting.append(load.take())
+                else:
+                    break
+            if not waiting:
+                continue
+            if len(running) >= limit:
+                now = max(now, running[0][0])
+                continue
+            index = waiting.popleft()
+            free_at, requests = self._serve(index, now)
+            self.outcome.ttft[index] = free_at - load.arrivals[index]
+            ends_at = free_at + max(0, self.outputs[index] - 1) * self.settings.decode_seconds
+            heapq.heappush(running, (ends_at, index, requests))
+            done += 1
+            if self.progress is not None and done - reported >= PER_REPORT:
+                self.progress(done - reported)
+                reported = done
+        if self.progress is not None:
+            self.progress(done - reported)
+
+    def _finish(self, ends: float, index: int, requests: list[RequestRecord]) -> None:
+        clock = self.device.pool.clock
+        clock.advance(max(ends, clock.now))
+        found = int(self.outcome.device[index] + self.outcome.loaded[index])
+        info = self.infos.of(index, found)
+        for tier, request in zip(self.all, requests, strict=True):
+            tier.pool.finish(request, info)
+        self.load.ended(index, ends)
+
+    # -- one request -------------------------------------------------------------------------
+
+    def _serve(self, index: int, now: float) -> tuple[float, list[RequestRecord]]:
+        """Serve a request from ``now`` on; returns when its first token is there, and its records."""
+        device, of, outcome = self.device, self.of, self.outcome
+        clock = device.pool.clock
+        self.now = now
+        clock.advance(max(now, clock.now))
+        first = device.pool.begin()
+        requests = [first, *(RequestRecord(first.number, first.in_seconds) for _ in self.tiers)]
+        clock.accesses += 1
+        path = of.paths[index]
+        here = 0
+        while here < len(path) and path[here] in device.records:
+            here += 1
+        usable = self._usable(path, here)
+        loads = self._loads(path, usable, here)
+        end = loads[-1][0] + 1 if loads else usable
+        for tier, request in zip(self.all, requests, strict=True):
+            known: list[NodeRecord] = [tier.records[each] for each in path if each in tier.records]
+            tier.pool.use(known, request)
+        # The last token of a prompt is always computed.
+        tokens = self.inputs[index]
+        found = min(self._tokens(path, end), max(0, tokens - 1))
+        on_device = min(self._tokens(path, usable), found)
+        outcome.device[index], outcome.loaded[index] = on_device, found - on_device
+        for request in requests:
+            request.matched = found
+        branch = bool(here) and self.has_states and here < len(path) and of.ends_run[path[here - 1]]
+        kept = self._cache(path, here, end, requests, branch=branch)
+        start = max(now, self.written)
+        outcome.write_wait_seconds += start - now
+        load = self._load(path, loads, start)
+        compute = self.prefill.one(max(1, tokens - found) if tokens else 0, found)
+        outcome.recompute_seconds += compute
+        layers = self.layers
+        took = max(load + compute / layers, compute + load / layers) if load else compute
+        if kept:
+            device.pool.pin(kept[-1])
+            self.now = start
+            self._make_ahead(sum(of.tokens[path[at]] for at in range(here, len(kept))))
+            self.now = start + took
+            self._copy(kept)
+            device.pool.unpin(kept[-1])
+        return start + took, requests
+
+    def _tokens(self, path: list[int], count: int) -> int:
+        return self.of.depths[path[count - 1]] + self.of.tokens[path[count - 1]] if count else 0
+
+    def _usable(self, path: list[int], here: int) -> int:
+        """Extents on the device that a request can use: up to the last state, if the model has states."""
+        if self.has_states:
+            while here and not self.device.records[path[here - 1]].has_state:
+                here -= 1
+        return here
+
+    def _loads(self, path: list[int], usable: int, here: int) -> list[tuple[int, int]]:
+        """Extents to load, as positions in the path, and the tier of each; -1 for what the device has.
+
+        Those are the extents from the usable end on, as far as there is no gap. The last ones are left out as
+        long as the policy would rather compute them.
+        """
+        found: list[tuple[int, int]] = []
+        for at in range(usable, len(path)):
+            level = -1 if at < here else self._level(path[at])
+            if level is None:
+                break
+            found.append((at, level))
+        start = self._tokens(path, usable)
+        while found:
+            at, level = found[-1]
+            if level >= 0:
+                self_held = self.tiers[level].records[path[at]]
+                resumes = not self.has_states or self_held.has_state
+                if resumes and self.writing.loads(self._pending(path, found, start)):
+                    break
+            found.pop()
+        return found
+
+    def _level(self, extent: int) -> int | None:
+        """The fastest tier below the device that holds an extent; None if none does."""
+        return next((level for level, tier in enumerate(self.tiers) if tier.held(extent)), None)
+
+    def _pending(self, path: list[int], found: list[tuple[int, int]], start: int) -> Move:
+        """A load of several extents as one move."""
+        sizes = self._sizes(path, found)
+        stop = self._tokens(path, found[-1][0] + 1)
+        recompute = self.prefill.more(stop - start, start)
+        return Move(stop - start, sum(sizes), 1, recompute, self._reload_seconds(sizes, queued=True))
+
+    def _sizes(self, path: list[int], found: list[tuple[int, int]]) -> list[int]:
+        """Bytes to load from each tier: KV of the extents, and the last state alone."""
+        sizes = [0] * len(self.tiers)
+        for at, level in found:
+            if level >= 0:
+                sizes[level] += self.of.tokens[path[at]] * self.device.token_bytes
+        if self.has_states and found:
+            sizes[found[-1][1]] += self.device.state_bytes
+        return sizes
+
+    def _reload_seconds(self, sizes: list[int], *, queued: bool) -> float:
+        """Seconds to load so many bytes of each tier; those of a lower one pass the links above it too.
+
+        Args:
+            sizes: Bytes by tier.
+            queued: After what waits for the links now; False for a load at some other time.
+        """
+        took, through = 0.0, 0
+        for level in range(len(sizes) - 1, -1, -1):
+            through += sizes[level]
+            seconds = self.up[level].seconds(through, self.now)
+            took = max(took, seconds if queued else seconds - self.up[level].waits(self.now))
+        return took
+
+    def _load(self, path: list[int], loads: list[tuple[int, int]], start: float) -> float:
+        """Load extents; returns the seconds from ``start`` on."""
+        if not loads:
+            return 0.0
+        sizes = self._sizes(path, loads)
+        until, through = start, 0
+        for level in range(len(sizes) - 1, -1, -1):
+            through += sizes[level]
+            if through:
+                self.moved[level].up += through
+                self.outcome.reload_seconds += through / self.up[level].bytes_per_second
+                until = max(until, self.up[level].begin(through, start))
+        for at, level in loads:
+            if level >= 0:
+                self.moved[level].hits += self.of.tokens[path[at]]
+        return until - start
+
+    # -- the device --------------------------------------------------------------------------
+
+    def _cache(
+        self, path: list[int], here: int, end: int, requests: list[RequestRecord], *, branch: bool
+    ) -> list[_Extent]:
+        """Cache a prompt on the device as far as it fits; returns its records.
+
+        Args:
+            path: Its extents.
+            here: How many of them the device has.
+            end: How many of them need not be computed; a load brings the state at its end.
+            requests: The request's record, of each tier.
+            branch: Whether prompts branch where what the device has ends.
+        """
+        device, pool = self.device, self.device.pool
+        records = [device.records[extent] for extent in path[:here]]
+        if records:
+            pool.pin(records[-1])
+        if branch and not records[-1].has_state and device.make_room(device.state_bytes):
+            device.give_state(records[-1], True)
+        for at in range(here, len(path)):
+            extent = path[at]
+            # A state is at the prompt's end, and where a load resumes.
+            state = self.has_states and at in (len(path) - 1, end - 1)
+            if not device.make_room(device.size(extent, state)):
+                break
+            record = device.track(extent, requests[0])
+            device.hold(record, state)
+            if records:
+                pool.unpin(records[-1])
+            pool.pin(record)
+            records.append(record)
+            for tier, request in zip(self.tiers, requests[1:], strict=True):
+                copy = tier.records.get(extent) or tier.track(extent, request)
+                if not copy.pins:
+                    tier.pool.pin(copy)
+        if records:
+            last = records[-1]
+            lacks = self.has_states and len(records) == len(path) and not last.has_state
+            if lacks and device.make_room(device.state_bytes):
+                device.give_state(last, True)
+            self._supersede(records)
+            pool.unpin(last)
+        return records
+
+    def _supersede(self, records: list[_Extent]) -> None:
+        """Drop the state before a new one, unless other prompts branch there."""
+        if not self.has_states or not records[-1].has_state:
+            return
+        for record in reversed(records[:-1]):
+            if record.live_children > 1:
+                return
+            if record.has_state:
+                self.device.give_state(record, False)
+                return
+
+    def _make_ahead(self, tokens: int) -> None:
+        """Make room for the next request while this one is computed, if the policy writes ahead of need."""
+        if self.writing.ahead and self.tiers:
+            self.need = max(self.need * _KEEPS, float(tokens * self.device.token_bytes))
+            self.device.make_room(min(int(self.need), self.device.capacity // _MOST_AHEAD))
+
+    def _evicted(self, record: _Extent) -> None:
+        """An extent is evicted from the device: write it down first, or drop it."""
+        self.outcome.evicted += self.device.size(record.extent, record.has_state)
+        self.written = max(self.written, self._leave(record, 0))
+
+    # -- the tiers below ---------------------------------------------------------------------
+
+    def _leave(self, record: _Extent, level: int) -> float:
+        """An extent leaves the tier above ``level``; returns when what is written of it is there."""
+        if level == len(self.tiers):
+            return self.now
+        tier = self.tiers[level]
+        copy = tier.records[record.extent]
+        written = self.now
+        if copy.held:
+            if record.has_state and not copy.has_state:
+                written = self._write_state(copy, level)
+        elif self.writing.demotes(self._move(copy, level, record.has_state, waits=level == 0)):
+            written = self._write(copy, level, record.has_state)
+        if copy.pins:
+            tier.pool.unpin(copy)  # only now: what is pinned makes no room for itself
+        if copy.held:
+            return written
+        tier.drop(copy)
+        return self._leave(record, level + 1)
+
+    def _drops(self, level: int) -> Callable[[_Extent], None]:
+        """What happens when the tier at ``level`` evicts an extent."""
+
+        def evicted(record: _Extent) -> None:
+            tier = self.tiers[level]
+            size = tier.size(record.extent, record.has_state)
+            self.moved[level].evicted += size
+            worth = self._move(record, level, record.has_state, waits=False).worth
+            tier.price = tier.price * _KEEPS + worth / size * (1 - _KEEPS)
+            stayed = max(0.0, self.now - record.since)
+            tier.stays = stayed if tier.stays == math.inf else tier.stays * _KEEPS + stayed * (1 - _KEEPS)
+            self._leave(record, level + 1)
+
+        return evicted
+
+    def _move(self, copy: _Extent, level: int, has_state: bool, *, waits: bool) -> Move:
+        """The facts of an extent that a tier may hold, or holds."""
+        tier, extent = self.tiers[level], copy.extent
+        size = tier.size(extent, has_state)
+        sizes = [0] * len(self.tiers)
+        sizes[level] = size
+        reload = self._reload_seconds(sizes, queued=False)
+        start = self._resumes_before(copy, level) if self.has_states else copy.depth
+        recompute = self.prefill.more(copy.end - start, start)
+        if self.has_states and not has_state and not copy.live_children:
+            recompute = 0.0  # no request can resume from it
+        for lower in range(level + 1, len(self.tiers)):
+            if self.tiers[lower].held(extent):
+                sizes[level], sizes[lower] = 0, size
+                recompute = min(recompute, self._reload_seconds(sizes, queued=True))
+                break
+        return Move(
+            copy.tokens,
+            size,
+            copy.uses,
+            recompute,
+            reload,
+            chance=tier.pool.reuse_chance(copy, tier.stays),
+            write=self.down[level].seconds(size, self.now) if waits else 0.0,
+            displaced=tier.price * size if tier.used + size > tier.capacity else 0.0,
+            followed=copy.live_children > 0,
+        )
+
+    def _resumes_before(self, copy: _Extent, level: int) -> int:
+        """Tokens up to the last state before an extent on its tier or on the device."""
+        tier, above = self.tiers[level], self.of.parents[copy.extent]
+        while above != ROOT:
+            for record in (tier.records.get(above), self.device.records.get(above)):
+                if record is not None and record.has_state:
+                    return record.end
+            above = self.of.parents[above]
+        return 0
+
+    def _write(self, copy: _Extent, level: int, has_state: bool) -> float:
+        """Write an extent to a tier, if there is room; returns when it is there."""
+        tier, moved = self.tiers[level], self.moved[level]
+        size = tier.size(copy.extent, has_state)
+        if not tier.make_room(size):
+            moved.refused += size
+            return self.now
+        tier.hold(copy, has_state)
+        return self._sent(size, level)
+
+    def _write_state(self, copy: _Extent, level: int) -> float:
+        """Write the state of an extent that a tier holds without one, if there is room."""
+        tier = self.tiers[level]
+        if not tier.make_room(tier.state_bytes):
+            self.moved[level].refused += tier.state_bytes
+            return self.now
+        tier.give_state(copy, True)
+        return self._sent(tier.state_bytes, level)
+
+    def _sent(self, size: int, level: int) -> float:
+        moved = self.moved[level]
+        moved.down += size
+        moved.peak = max(moved.peak, self.tiers[level].used)
+        return self.down[level].begin(size, self.now)
+
+    def _copy(self, records: list[_Extent]) -> None:
+        """Copy what the policy wants of a prompt that the device has now."""
+        for level, tier in enumerate(self.tiers):
+            for record in records:
+                copy = tier.records[record.extent]
+                if copy.held:
+                    if record.has_state and not copy.has_state:
+                        self._write_state(copy, level)
+                elif level and not self.tiers[level - 1].held(record.extent):
+                    continue
+                elif self.writing.copies(self._move(copy, level, record.has_state, waits=False)):
+                    self._write(copy, level, record.has_state)

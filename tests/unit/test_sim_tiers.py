@@ -1,0 +1,293 @@
+"""Replay over tiers of memory: against a naive model, and what must hold of every policy of writing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costcache.binding import Binding
+from costcache.deployment import Deployment
+from costcache.errors import SettingsError
+from costcache.plugins import get_plugins
+from costcache.settings import Settings
+from costcache.sim.engine import Simulator
+from costcache.sim.extents import ROOT, extents
+from costcache.sim.settings import ServingSettings, TierSettings
+from costcache.sim.tiered import make_tiered_run, tiered_bound
+from costcache.sim.tiers import Below, TieredOutcome, Tiers
+from costcache.sim.trace import Trace
+from costcache.sim.workloads import generate, workload_settings
+from costcache.tiers import WRITINGS, make_writing
+
+PAGE = 16
+KV = 70_272  # bytes of a token of DeepSeek-V3
+
+
+def trace_of(prompts: list[list[int]], gap: float = 100.0) -> Trace:
+    """One prompt after another; each number stands for a page, and one more token follows."""
+    ids, offsets = [], [0]
+    for number, prompt in enumerate(prompts):
+        ids += [*prompt, 10_000 + number]
+        offsets.append(len(ids))
+    tokens = np.array([len(prompt) * PAGE + 1 for prompt in prompts], np.int64)
+    return Trace(
+        name="test",
+        block_size=PAGE,
+        timestamps=np.arange(len(prompts), dtype=np.float64) * gap,
+        input_tokens=tokens,
+        output_tokens=np.ones_like(tokens),
+        ids=np.array(ids, np.int64),
+        offsets=np.array(offsets, np.int64),
+    )
+
+
+def tiers_of(
+    trace: Trace,
+    pages: int,
+    below: list[Below],
+    write: str,
+    *,
+    policy: str = "lru",
+    model: str = "deepseek-v3",
+    extent: int = PAGE,
+) -> Tiers:
+    plugins = get_plugins()
+    spec, deployment = plugins.resolve(model), Deployment(page_size=PAGE)
+    simulator = Simulator(trace, spec, deployment)
+    binding = Binding.of(spec, deployment, Settings(policy=policy), drops_slow=False)
+    return Tiers(
+        trace,
+        extents(simulator.runs, PAGE, extent),
+        binding,
+        pages * PAGE * KV,
+        below,
+        make_writing(write),
+        simulator.prefill,
+        ServingSettings(load="open", concurrency=10_000),
+    )
+
+
+def host(pages: int, speed: float = 55e9) -> Below:
+    return Below("host", pages * PAGE * KV, speed)
+
+
+def disk(pages: int) -> Below:
+    return Below("disk", pages * PAGE * KV, 6e9)
+
+
+class Naive:
+    """Two tiers of pages under LRU and write-back, by scanning all of them: what is found in each."""
+
+    def __init__(self, device: int, below: int) -> None:
+        self.sizes = device, below
+        self.device: dict[tuple[int, ...], int] = {}
+        self.host: dict[tuple[int, ...], int] = {}
+        self.uses: dict[tuple[int, ...], int] = {}
+
+    def _victim(self, tier: dict[tuple[int, ...], int], kept: set[tuple[int, ...]]) -> tuple[int, ...] | None:
+        free = [page for page in tier if page not in kept and not any(other[:-1] == page for other in tier)]
+        return min(free, key=lambda page: (self.uses[page], tier[page]), default=None)
+
+    def ask(self, now: int, prompt: list[int]) -> tuple[int, int]:
+        path = [tuple(prompt[: at + 1]) for at in range(len(prompt))]
+        here = 0
+        while here < len(path) and path[here] in self.device:
+            here += 1
+        end = here
+        while end < len(path) and path[end] in self.host:
+            end += 1
+        for page in path:
+            if page in self.device or page in self.host:
+                self.uses[page] = now
+        for at in range(here, len(path)):
+            while len(self.device) >= self.sizes[0]:
+                victim = self._victim(self.device, set(path[:at]))
+                if victim is None:
+                    return here, end - here
+                self._demote(victim)
+            self.uses[path[at]] = now
+            self.device[path[at]] = len(self.uses) + now * 1000 + at
+        return here, end - here
+
+    def _demote(self, page: tuple[int, ...]) -> None:
+        order = self.device.pop(page)
+        if page in self.host:
+            return
+        on_device = set(self.device)
+        while len(self.host) >= self.sizes[1]:
+            victim = self._victim(self.host, on_device)
+            if victim is None:
+                return
+            del self.host[victim]
+        self.host[page] = order
+
+
+distinct_prompts = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(1, 6)), min_size=1, max_size=40
+)  # conversations by number, and how far they have come
+
+
+@given(distinct_prompts, st.integers(6, 10), st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
+def test_two_tiers_find_what_a_naive_model_finds(
+    asked: list[tuple[int, int]], device: int, below: int
+) -> None:
+    prompts = [[100 * talk + turn for turn in range(turns)] for talk, turns in asked]
+    found = tiers_of(trace_of(prompts), device, [host(below)], "write_back").run()
+    naive = Naive(device, below)
+    expected = [naive.ask(now, prompt) for now, prompt in enumerate(prompts, 1)]
+    assert [*zip(found.device // PAGE, found.loaded // PAGE, strict=True)] == expected
+
+
+def check_tiers(tiers: Tiers) -> None:
+    """No tier holds more than it can, each byte is accounted for, and what is pinned is what is above."""
+    device = tiers.device
+    for level, tier in enumerate(tiers.all):
+        held = [record for record in tier.records.values() if record.held]
+        assert tier.used == sum(tier.size(record.extent, record.has_state) for record in held)
+        assert tier.used <= tier.capacity
+        assert set(tier.pool.live.values()) == set(tier.records.values())
+        if level:
+            upper = tiers.all[1:level]
+            for record in tier.records.values():
+                above = record.extent in device.records or any(up.held(record.extent) for up in upper)
+                assert record.held or above
+                assert bool(record.pins) == above
+            moved = tiers.moved[level - 1]
+            assert moved.peak <= tier.capacity
+            assert moved.down - moved.evicted == tier.used  # all that came has left, or is here
+    for extent in device.records:
+        parent = device.of.parents[extent]
+        assert parent == ROOT or parent in device.records
+
+
+class Checked(Tiers):
+    """Checks after every request."""
+
+    def _finish(self, *ended: object) -> None:
+        super()._finish(*ended)  # type: ignore[arg-type]  # as it is called
+        check_tiers(self)
+
+
+@pytest.mark.parametrize("write", WRITINGS)
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
+@pytest.mark.parametrize("model", ["deepseek-v3", "qwen3-next"])
+@given(
+    asked=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), min_size=1, max_size=40),
+    device=st.integers(30, 60),
+    sizes=st.tuples(st.integers(5, 60), st.integers(0, 100)),
+)
+@settings(max_examples=8, deadline=None)
+def test_bytes_are_conserved_and_no_tier_holds_too_much(
+    write: str,
+    policy: str,
+    model: str,
+    asked: list[tuple[int, int]],
+    device: int,
+    sizes: tuple[int, int],
+) -> None:
+    prompts = [[100 * talk + turn for turn in range(turns)] for talk, turns in asked]
+    below = [host(sizes[0]), *([disk(sizes[1])] if sizes[1] else [])]
+    trace = trace_of(prompts)
+    tiers = tiers_of(trace, device, below, write, policy=policy, model=model, extent=4 * PAGE)
+    tiers.__class__ = Checked
+    outcome = tiers.run()
+    assert outcome.policy == policy
+    assert not outcome.fallbacks
+    assert ((outcome.device + outcome.loaded) < trace.input_tokens).all()
+    assert sum(moved.hits for moved in outcome.tiers.values()) >= outcome.loaded.sum() - len(trace)
+
+
+def outcome_of(write: str, *below: Below, prompts: list[list[int]], pages: int = 4) -> TieredOutcome:
+    return tiers_of(trace_of(prompts), pages, [*below], write).run()
+
+
+TWICE = [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4]]
+
+
+def test_what_was_evicted_is_loaded() -> None:
+    alone = outcome_of("write_back", prompts=TWICE)
+    assert alone.loaded.tolist() == [0, 0, 0]
+    found = outcome_of("write_back", host(8), prompts=TWICE)
+    assert found.loaded.tolist() == [0, 0, 4 * PAGE]
+    assert found.tiers["host"].up == 4 * PAGE * KV
+    assert (
+        found.tiers["host"].down == 8 * PAGE * KV
+    )  # what made room for the second prompt, and for the third
+
+
+def test_selective_writing_waits_for_the_second_use() -> None:
+    assert outcome_of("write_through_selective", host(8), prompts=TWICE).tiers["host"].down == 0
+    again = [TWICE[0], TWICE[0], TWICE[1], TWICE[0]]
+    found = outcome_of("write_through_selective", host(8), prompts=again)
+    assert found.loaded.tolist() == [0, 0, 0, 4 * PAGE]
+
+
+def test_a_slow_link_is_not_used_by_cost() -> None:
+    """Loading takes longer than to compute: the classic policies load all the same."""
+    slow = host(8, speed=1e6)
+    assert outcome_of("by_cost", slow, prompts=TWICE).tiers["host"].down == 0
+    assert outcome_of("write_back", slow, prompts=TWICE).loaded.sum() > 0
+
+
+def test_a_disk_takes_what_the_host_evicts() -> None:
+    prompts = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16], [1, 2, 3, 4]]
+    found = outcome_of("write_back", host(4), disk(8), prompts=prompts)
+    assert found.tiers["disk"].hits == 4 * PAGE
+    assert found.tiers["host"].hits == 0
+
+
+@pytest.fixture(scope="module")
+def agents() -> Simulator:
+    trace = generate("agentic", workload_settings("agentic", {"requests": 150}))
+    return Simulator(trace, get_plugins().resolve("deepseek-v3"), Deployment(page_size=PAGE, tp=8))
+
+
+def test_no_policy_exceeds_the_offline_bound(agents: Simulator) -> None:
+    tokens = agents.trace.distinct_pages(PAGE) * PAGE // 20
+    below = TierSettings(host=tokens * KV * 4, write="by_cost")
+    bound = tiered_bound(agents, Settings(policy="lru"), tokens, below)
+    assert bound is not None
+    for policy in ("lru", "hazard"):
+        chosen = Settings(policy=policy)
+        outcome = agents.tiered(chosen, tokens, below, serving=ServingSettings(load="open", rate=1e-3))
+        run = make_tiered_run(outcome, agents, chosen, "5%", tokens, below)
+        assert 0.0 < run.device_hit_rate <= bound.device_hit_rate
+        assert run.device_hit_rate + run.tier_hit_rate <= bound.hit_rate
+        assert run.tier_hit_rate > 0.0
+
+
+def test_a_faster_link_is_never_slower(agents: Simulator) -> None:
+    tokens = agents.trace.distinct_pages(PAGE) * PAGE // 20
+    means = [
+        agents.tiered(
+            Settings(policy="lru"),
+            tokens,
+            TierSettings(host=tokens * KV * 4, link=link, write="write_through"),
+            serving=ServingSettings(load="open"),
+        ).ttft.mean()
+        for link in (1e9, 10e9, 100e9)
+    ]
+    assert means == sorted(means, reverse=True)
+    assert means[0] > means[-1]
+
+
+def test_equal_replays_are_equal(agents: Simulator) -> None:
+    tokens = agents.trace.distinct_pages(PAGE) * PAGE // 20
+    first, second = (
+        agents.tiered(Settings(policy="hazard"), tokens, TierSettings(host=10**9)) for _ in range(2)
+    )
+    assert (first.ttft == second.ttft).all()
+    assert first.tiers == second.tiers
+
+
+def test_impossible_tiers_are_refused(agents: Simulator) -> None:
+    with pytest.raises(SettingsError, match="policy 'optimum' has no tiers"):
+        agents.tiered(Settings(policy="optimum"), 1000, TierSettings(host=10**9))
+    with pytest.raises(ValueError, match="disk and disk_bandwidth go together"):
+        TierSettings(host=10**9, disk=10**9)
+    windows = Simulator(agents.trace, get_plugins().resolve("gpt-oss-20b"), Deployment(page_size=PAGE))
+    with pytest.raises(SettingsError, match="set window_layout to one-pool"):
+        windows.tiered(Settings(policy="lru"), 1000, TierSettings(host=10**9))
