@@ -24,6 +24,7 @@ SHAPES = {
     "swa": Shape("swa", **SMALL),
     "sessions": Shape("swa", params={"enable_session_radix_cache": True}, **SMALL),
     "host tier": Shape("mha", hicache="write_through", **SMALL),
+    "host tier, windows": Shape("swa", hicache="write_back", **SMALL),
 }
 FOR_KEYS = {"rust": Shape("mha", core="rust", **SMALL), "mamba": Shape("mamba", **SMALL)}
 

@@ -38,6 +38,11 @@ JOBS: list[dict[str, Any]] = [
 ]
 
 
+def path() -> str:
+    """The path of a new process: this tree before all that this process was given."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
 def in_a_process(hash_seed: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.sglang.ranks", json.dumps(JOBS)],
@@ -64,6 +69,43 @@ def test_processes_and_caches_choose_the_same_victims() -> None:
         # A third cache, in a process that has made others before: node ids of SGLang's differ.
         shape = Shape(job["kind"], job["page_size"], tokens=2048, states=20)
         assert json.loads(json.dumps(victims(shape, job["seed"], job["policy"]))) == seen
+
+
+HOST_JOBS: list[dict[str, Any]] = [
+    {"kind": kind, "page_size": page, "write": write, "policy": policy, "seed": 5, "steps": 90}
+    for kind, page, write, policy in (
+        ("mha", 1, "write_through", "hazard"),
+        ("mha", 64, "write_back", "lru"),
+        ("mamba", 1, "write_back", "hazard"),
+        ("swa", 1, "write_through", "slru"),
+    )
+]
+
+
+def test_two_ranks_with_a_host_tier(tmp_path: Path) -> None:
+    """Copies end at other times on each rank; the victims are the same, and nobody waits for ever."""
+
+    def rank(number: int) -> dict[str, Any]:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "tests.sglang.host_ranks", str(number)),
+                *(str(tmp_path / "store"), json.dumps(HOST_JOBS)),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": str(number + 1), "PYTHONPATH": path()},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+        result: dict[str, Any] = json.loads(done.stdout.strip().rsplit("\n", 1)[-1])
+        return result
+
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(rank, (0, 1))
+    assert one == two
+    tiers = {pool for seen in one.values() for pool, *_, taken in seen if isinstance(taken, int)}
+    assert tiers == {"kv", "swa", "state", "host", "host_swa", "host_state"}
 
 
 @pytest.mark.engine
