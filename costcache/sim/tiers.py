@@ -627,6 +627,7 @@ class Tiers:
         sizes = [0] * len(self.tiers)
         sizes[level] = size
         reload = self._reload_seconds(sizes, queued=False)
+        full = tier.used + size > tier.capacity
         start = self._resumes_before(copy, level) if self.has_states else copy.depth
         recompute = self.prefill.more(copy.end - start, start)
         if self.has_states and not has_state and not copy.live_children:
@@ -644,7 +645,8 @@ class Tiers:
             reload,
             chance=tier.pool.reuse_chance(copy, tier.stays),
             write=self.down[level].seconds(size, self.now) if waits else 0.0,
-            displaced=tier.price * size if tier.used + size > tier.capacity else 0.0,
+            # Without a forecast, what is displaced is worth as much as what displaces it, or more.
+            displaced=tier.price * size if full and tier.pool.order.forecasts else 0.0,
             followed=copy.live_children > 0,
         )
 
