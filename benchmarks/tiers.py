@@ -206,8 +206,8 @@ def show(rows: list[Row]) -> None:
         f"TTFT on a server, queue included, with a device pool of {DEVICE:.0%} and host memory of {HOST:.0%} "
         f"of the distinct pages, at {LINK / 1e9:g} GB/s each way. Simulated: "
         "the time of a prefill is a model, and no server was measured. Changes are those of `by_cost` with "
-        "hazard (objective flops) against the best classic policy of writing with LRU in the same cell: the one of the lowest "
-        "mean for the mean and the bytes, and the lowest p99 of any of them. Negative is better.\n"
+        "hazard (objective flops) against the best classic policy of writing with LRU in the same cell: the "
+        "one of the lowest mean for the mean and the bytes, and the lowest p99 of any of them. Negative is better.\n"
     )
     lost_mean = [cell for cell in cells if cell.mean > 0.05]
     lost_p99 = [cell for cell in cells if cell.p99 > 0.05]

@@ -686,14 +686,14 @@ class Tiers:
         return self.down[level].begin(size, self.now)
 
     def _copy(self, records: list[_Extent]) -> None:
-        """Copy what the policy wants of a prompt that the device has now."""
+        """Copy what the policy wants of a prompt that the device has now, unless evictions do that."""
         for level, tier in enumerate(self.tiers):
             for record in records:
                 copy = tier.records[record.extent]
                 if copy.held:
                     if record.has_state and not copy.has_state:
                         self._write_state(copy, level)
-                elif level and not self.tiers[level - 1].held(record.extent):
+                elif self.writing.ahead or (level and not self.tiers[level - 1].held(record.extent)):
                     continue
                 elif self.writing.copies(self._move(copy, level, record.has_state, waits=False)):
                     self._write(copy, level, record.has_state)

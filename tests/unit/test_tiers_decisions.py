@@ -74,7 +74,10 @@ def test_classic_policies(name: str, copies: list[bool], demotes: bool, loads: b
 
 def test_by_cost_weighs_what_a_load_saves() -> None:
     writing = make_writing("by_cost")
-    assert not writing.copies(move(chance=0.5))  # only what leaves the device
+    assert writing.ahead
+    assert writing.copies(move(chance=0.5))
+    assert not writing.copies(move(chance=0.5, write=0.6))
+    assert not writing.copies(move(chance=0.0, followed=True))
     assert writing.demotes(move(chance=0.5))
     assert not writing.demotes(move(chance=0.5, write=0.6))
     assert writing.demotes(move(chance=0.0, followed=True))
