@@ -45,7 +45,13 @@ class VictimOrder:
     override is never called, so unused events cost nothing. Orders must be deterministic:
     no wall clock, no ``hash()``, no unseeded randomness, because under tensor parallelism
     every rank evicts on its own and must choose the same victims.
+
+    Attributes:
+        forecasts: Whether :meth:`reuse_chance` is a forecast that falls with age, by which nodes can be
+            compared, and not a prior.
     """
+
+    forecasts: ClassVar[bool] = False
 
     def insert(self, record: NodeRecord) -> None:
         """A node was made, as a leaf."""

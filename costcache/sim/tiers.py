@@ -627,6 +627,7 @@ class Tiers:
         sizes = [0] * len(self.tiers)
         sizes[level] = size
         reload = self._reload_seconds(sizes, queued=False)
+        full = tier.used + size > tier.capacity
         start = self._resumes_before(copy, level) if self.has_states else copy.depth
         recompute = self.prefill.more(copy.end - start, start)
         if self.has_states and not has_state and not copy.live_children:
@@ -644,7 +645,8 @@ class Tiers:
             reload,
             chance=tier.pool.reuse_chance(copy, tier.stays),
             write=self.down[level].seconds(size, self.now) if waits else 0.0,
-            displaced=tier.price * size if tier.used + size > tier.capacity else 0.0,
+            # Without a forecast, what is displaced is worth as much as what displaces it, or more.
+            displaced=tier.price * size if full and tier.pool.order.forecasts else 0.0,
             followed=copy.live_children > 0,
         )
 
@@ -684,14 +686,14 @@ class Tiers:
         return self.down[level].begin(size, self.now)
 
     def _copy(self, records: list[_Extent]) -> None:
-        """Copy what the policy wants of a prompt that the device has now."""
+        """Copy what the policy wants of a prompt that the device has now, unless evictions do that."""
         for level, tier in enumerate(self.tiers):
             for record in records:
                 copy = tier.records[record.extent]
                 if copy.held:
                     if record.has_state and not copy.has_state:
                         self._write_state(copy, level)
-                elif level and not self.tiers[level - 1].held(record.extent):
+                elif self.writing.ahead or (level and not self.tiers[level - 1].held(record.extent)):
                     continue
                 elif self.writing.copies(self._move(copy, level, record.has_state, waits=False)):
                     self._write(copy, level, record.has_state)

@@ -68,7 +68,11 @@ class Writing(Protocol):
 
     @property
     def ahead(self) -> bool:
-        """Whether to make room ahead of need, so that no request waits for an eviction to be written."""
+        """Whether evictions write what is copied, ahead of need, so that no request waits for them.
+
+        A host that can make room before it is needed then copies nothing earlier; another one asks
+        :meth:`copies`, as for any policy.
+        """
 
     def copies(self, move: Move) -> bool:
         """Whether to copy a run down now, after it was made or used, while it stays where it is."""
@@ -131,22 +135,22 @@ class WriteBack:
 class ByCost:
     """Moves what saves more seconds than it costs, by the chance that it is used again.
 
-    A copy is worth its chance of reuse times the seconds that a load saves over computing the tokens anew. A
-    run is written when it is evicted, which is when most is known of it, and what stays on the device takes
-    no room below; and it is written ahead of need, so that no request waits for it. It is dropped if a copy
-    is worth less than the write and what that displaces.
+    A copy is worth its chance of reuse times the seconds that a load saves over computing the tokens anew. It
+    is made if that exceeds the seconds for which the write is in the way, and what it displaces. Best when a
+    run is evicted, which is when most is known of it, and what stays on the device takes no room below; and
+    ahead of need, so that no request waits.
     """
 
     name = "by_cost"
     ahead = True
 
-    def copies(self, move: Move) -> bool:  # noqa: ARG002 # as the protocol says
-        """False: what stays where it is needs no copy."""
-        return False
+    def copies(self, move: Move) -> bool:
+        """True if a copy is worth it."""
+        return move.worth > move.write + move.displaced
 
     def demotes(self, move: Move) -> bool:
         """True if a copy is worth it, or if what follows the run needs it."""
-        return move.saves > 0.0 and (move.followed or move.worth > move.write + move.displaced)
+        return move.saves > 0.0 and (move.followed or self.copies(move))
 
     def loads(self, move: Move) -> bool:
         """True if a load is faster than to compute the tokens."""

@@ -264,10 +264,11 @@ def children(process: subprocess.Popen[str]) -> list[int]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
-        pids = [int(pid) for task in tasks for pid in task.read_text().split()]
-        workers = [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        if len(workers) == 2:
-            return workers
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread or process that ended
+            pids = [int(pid) for task in tasks for pid in task.read_text().split()]
+            workers = [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            if len(workers) == 2:
+                return workers
         time.sleep(0.02)
     raise AssertionError(process.communicate(timeout=60))
 

@@ -74,8 +74,13 @@ def test_classic_policies(name: str, copies: list[bool], demotes: bool, loads: b
 
 def test_by_cost_weighs_what_a_load_saves() -> None:
     writing = make_writing("by_cost")
+    assert writing.ahead
     assert writing.copies(move(chance=0.5))
     assert not writing.copies(move(chance=0.5, write=0.6))
+    assert not writing.copies(move(chance=0.0, followed=True))
+    assert writing.demotes(move(chance=0.5))
+    assert not writing.demotes(move(chance=0.5, write=0.6))
+    assert writing.demotes(move(chance=0.0, followed=True))
     assert not writing.demotes(move(chance=0.5, displaced=0.6))
     assert not writing.demotes(move(reload=2.5))
     assert writing.loads(move(reload=1.9))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from costcache.orders import VictimOrder
 from costcache.policies.hazard.depths import Depths
@@ -94,6 +94,8 @@ class Hazard(VictimOrder):
         rank_at: Count of requests at which the ranking is due.
         estimate_at: Count of requests at which the estimate is due.
     """
+
+    forecasts: ClassVar[bool] = True
 
     def __init__(self, capacity: int, settings: HazardSettings, cost: CostModel | None = None) -> None:
         """Make the order of one cache.
