@@ -88,7 +88,7 @@ def test_it_evicts_what_is_worth_least(steps: list[tuple[str, int, int]], refuse
         else:
             record = records[which % len(records)]
             if name == "use" and not record.locks:
-                pool.use([record], RequestRecord(clock.now, False))
+                pool.use([record], RequestRecord(clock.accesses, False))
             elif name == "lock" and not record.locks:
                 pool.pin(record)
             elif name == "unlock" and record.locks:
