@@ -37,7 +37,7 @@ from costcache.deployment import Deployment
 from costcache.plugins import get_plugins
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
-from costcache.sim.settings import ServingSettings, TierSettings
+from costcache.sim.settings import ServingSettings, TiersBelow
 from costcache.sim.tiered import TieredRun, make_tiered_run
 
 WORKLOADS = ("mooncake conversation", "weka v6, 57 sessions", "weka v8, 60 sessions", "chat", "agentic")
@@ -101,7 +101,7 @@ class Task:
 
         def replay(write: str, policy: str, rate: float) -> TieredRun:
             settings = Settings(policy=policy, policy_settings=OBJECTIVE if policy == OURS[1] else {})
-            tiers = TierSettings(host=host, link=LINK, write=write)  # type: ignore[arg-type] # one of them
+            tiers = TiersBelow(host=host, link=LINK, write=write)  # type: ignore[arg-type] # one of them
             serving = ServingSettings(rate=rate)
             outcome = simulator.tiered(settings, tokens, tiers, serving=serving)
             return make_tiered_run(outcome, simulator, settings, "", tokens, tiers)
