@@ -30,7 +30,7 @@ def test_the_tutorials_policy_serves(tmp_path: Path) -> None:
         for name in ("policy_info", "evictions_total", "fallbacks_total")
     }
     (info,) = found["policy_info"]
-    for label in ('policy="loyal"', 'lru="no"', 'pool="kv"'):
+    for label in ('policy="loyal"', 'lru="no"', 'pool="kv"', 'core="rust"'):
         assert label in info
     assert float(info.rsplit(" ", 1)[1]) == 1
     assert float(found["evictions_total"][0].rsplit(" ", 1)[1]) > 0
