@@ -45,6 +45,7 @@ def tab(browser: Any) -> Iterator[Any]:
     """A tab; the test fails if a page complains, or asks for anything but files."""
     context = browser.new_context(viewport={"width": WIDTHS[1], "height": 900})
     page = context.new_page()
+    page.set_default_timeout(120_000)  # a hang is found; a busy machine is none
     said, asked = [], []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
