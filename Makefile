@@ -156,8 +156,9 @@ dist: $(VENV)/.build
 		$(BIN)/python -m build --no-isolation --outdir dist $$project || exit 1; \
 	done
 
+# Not quiet: what is not said is not counted by --strict.
 docs: $(VENV)/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open build/site/index.html"
 
 release-check:
