@@ -22,7 +22,7 @@ import click
 from pydantic import BaseModel
 
 import costcache
-from costcache import Deployment, ModelSpec, PolicySpec, PoolState, Settings, hookspecs
+from costcache import Deployment, ModelSpec, PolicySpec, PoolState, Settings, counts, hookspecs
 from costcache.cli import COMMANDS, cli
 from costcache.model.presets import ALIASES
 from costcache.plugins import HOOKS, PluginManager
@@ -419,6 +419,35 @@ def api_page(_: PluginManager) -> Iterator[str]:
             yield from (f"### {name}", "", *described(getattr(importlib.import_module(module), name)))
 
 
+def metrics_page(_: PluginManager) -> Iterator[str]:
+    """Every metric that a server exports."""
+    yield from ("# Metrics", "")
+    yield "What `/metrics` of a server has beside its own: SGLang needs `--enable-metrics`, vLLM nothing."
+    yield "All are there from the start, at 0, so that an alert on an increase sees the first one. Each name"
+    yield "begins with `costcache:`. Labels: the server's, and `pool` (`kv`; in SGLang also `swa`, `state`,"
+    yield from ("`host`). Units are tokens, in the pool `state` states.", "")
+    yield from ("| Metric | Kind | Meaning |", "|---|---|---|")
+    rows = [(*counter, "counter") for counter in (*counts.COUNTERS.values(), counts.FALLBACKS)]
+    rows += [(*counter, "counter") for counter in counts.VERDICT.values()]
+    rows.append((*counts.IN_FORCE, "gauge, 0 or 1"))
+    rows += [(*each[:2], "histogram, one value per eviction") for each in (counts.EXCESS, counts.SECONDS)]
+    rows.append((*counts.INFO, f"gauge; labels {', '.join(f'`{label}`' for label in counts.INFO_LABELS)}"))
+    rows.append((*counts.ENTRIES, "gauge; SGLang only"))
+    yield from (f"| `{name}` | {kind_of} | {text} |" for name, text, kind_of in rows)
+    verdict = [counts.IN_FORCE[0], *(name for name, _ in counts.VERDICT.values())]
+    listed = "`, `".join(verdict)
+    yield from ("", f"Only of a policy that compares itself with LRU, as `hazard` does: `{listed}`.")
+    for (name, _, bounds), unit in ((counts.EXCESS, "units"), (counts.SECONDS, "seconds")):
+        listed = ", ".join(f"{bound:g}" for bound in bounds)
+        yield from ("", f"Buckets of `{name}`, in {unit}: {listed}.")
+    yield from (
+        "",
+        f"Alert on `increase(costcache:{counts.FALLBACKS[0]}[10m]) > 0`: LRU has replaced a policy that",
+    )
+    yield "failed. What the labels say, by server: [SGLang](../how-to/run-in-sglang.md#metrics),"
+    yield "[vLLM](../how-to/run-in-vllm.md#metrics)."
+
+
 PROPERTIES = (property, functools.cached_property)
 METHODS = (classmethod, staticmethod)
 
@@ -484,6 +513,7 @@ PAGES: dict[str, Callable[[PluginManager], Iterable[str]]] = {
     "api.md": api_page,
     "command-line.md": command_page,
     "hooks.md": hooks_page,
+    "metrics.md": metrics_page,
     "policies.md": policies_page,
     "presets.md": presets_page,
     "settings.md": settings_page,
