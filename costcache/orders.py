@@ -8,6 +8,7 @@ structure.
 from __future__ import annotations
 
 import heapq
+import math
 import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -97,6 +98,22 @@ class VictimOrder:
         for record in records:
             record.data = record.queued = None
             self.insert(record)
+
+    def reuse_chance(self, record: NodeRecord, within: float = math.inf) -> float:
+        """Chance, from 0 to 1, that a request uses the node again: what tiers of memory are decided by.
+
+        For an order that makes no forecast, Laplace's rule of succession whatever the time: of a node's uses,
+        all but the last were followed by another, so the chance is ``uses / (uses + 2)``.
+
+        Args:
+            record: A node of the pool.
+            within: Time from now, in units of the clock; for ever by default.
+        """
+        return record.uses / (record.uses + 2.0)
+
+    def ghost_chance(self, name: int, within: float = math.inf) -> float | None:
+        """The same of an evicted node, by its ``prefix_hash()``; None if the order remembers none of it."""
+        return None
 
     def against_lru(self) -> Verdict | None:
         """Comparison with LRU, for metrics; None if the order makes none."""

@@ -15,6 +15,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final, SupportsIndex
 
+from costcache.errors import PluginError
 from costcache.eviction import Eviction, EvictionCounters, Refused
 from costcache.guard import HookGuard, OrderGuard
 from costcache.orders import VictimOrder, overridden
@@ -512,6 +513,31 @@ class Pool:
             self.unpin(before)
         elif not before.locks and before.parent is not None:
             self._unlocked(before)
+
+    # -- forecast ----------------------------------------------------------------------------
+
+    def reuse_chance(self, record: NodeRecord, within: float = math.inf) -> float:
+        """Chance, from 0 to 1, that a request uses a node again, as the order forecasts it.
+
+        Args:
+            record: A node of this pool; or one of another tier, of the same prefix, that this pool's order
+                may remember. Of one that it does not know, a prior is returned.
+            within: Time from now, in units of the clock; for ever by default.
+        """
+        book = self.book
+        order: Any = book._guard.order
+        chance: Any = None
+        try:
+            if book.live.get(record.serial) is record:
+                chance = order.reuse_chance(record, within)
+            elif (name := record.prefix_hash()) is not None:
+                chance = order.ghost_chance(name, within)
+            if chance is not None and not 0.0 <= chance <= 1.0:
+                raise PluginError(f"reuse_chance is {chance!r}: give a number from 0 to 1")
+        except BaseException as error:
+            book._failed("reuse_chance", error)
+            chance = None
+        return record.uses / (record.uses + 2.0) if chance is None else float(chance)
 
     # -- freed -------------------------------------------------------------------------------
 

@@ -66,6 +66,11 @@ class Ghosts(Generic[M]):
             if self._dropped is not None:
                 self._dropped(oldest)
 
+    def peek(self, name: int) -> M | None:
+        """The memory of a node, which stays; None if there is none."""
+        found = self._memories.get(name)
+        return None if found is None else found[0]
+
     def take(self, name: int | None) -> M | None:
         """Forget a node that is cached again, and return its memory; None if there is none."""
         found = self._memories.pop(name, None) if name is not None else None

@@ -9,6 +9,7 @@ The data flows one way. Read it from the order::
                   compares with LRU (shadow), and says when that steps in (judge)
           ranker    ranks leaves by cohort, by their worth (worth, depths), and finds the victim
 
+``forecast`` says how likely a use is within a time, for tiers of memory, from the learner's estimate.
 ``prior`` is what the estimates start from, while a cache has seen little.
 ``snapshot`` describes an order at one time; ``explained`` and ``tables`` (what it learned, as a file) read
 that. ``states`` is the order for models with recurrent states, with a ``state_learner`` of its own.

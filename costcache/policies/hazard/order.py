@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from costcache.orders import VictimOrder
 from costcache.policies.hazard.depths import Depths
-from costcache.policies.hazard.history import Tracked
+from costcache.policies.hazard.forecast import Forecast
+from costcache.policies.hazard.history import Piece, Tracked
 from costcache.policies.hazard.intake import Intake
 from costcache.policies.hazard.learner import Learner
 from costcache.policies.hazard.prior import shipped_prior
@@ -109,6 +110,7 @@ class Hazard(VictimOrder):
         self._late = 0  # _LATE, once the host is known to say when requests end
         self._full_at = 0  # count of requests
         self._asked = False  # for a victim, since the last estimate
+        self._forecast: Forecast | None = None  # of the last estimate, once it is asked for
 
     # -- events ------------------------------------------------------------------------------
 
@@ -237,6 +239,39 @@ class Hazard(VictimOrder):
         self._rank()
 
     # -- what it knows -----------------------------------------------------------------------
+
+    def reuse_chance(self, record: NodeRecord, within: float = math.inf) -> float:
+        if self._pending:
+            self.intake.catch_up()
+        tracked: Tracked | None = record.data
+        chance = None if tracked is None else self._chance(tracked.pieces, within)
+        return VictimOrder.reuse_chance(self, record, within) if chance is None else chance
+
+    def ghost_chance(self, name: int, within: float = math.inf) -> float | None:
+        if self._pending:
+            self.intake.catch_up()
+        pieces = self.intake.ghosts.peek(name)
+        return None if pieces is None else self._chance(pieces, within)
+
+    def _chance(self, pieces: list[Piece], within: float) -> float | None:
+        """Chance of a use of pieces, mean over their tokens; None before the first estimate.
+
+        Nothing is known of times longer than that watched.
+        """
+        learner, intake = self.learner, self.intake
+        estimate = learner.estimated
+        if estimate is None:
+            return None
+        forecast = self._forecast
+        if forecast is None or forecast.estimate is not estimate:
+            forecast = self._forecast = Forecast(estimate)
+        within = min(within, intake.watched)
+        expected, tokens = 0.0, 0
+        for piece in pieces:
+            chance = forecast.chance(learner.group_of(piece), intake.now - piece.last_use, within)
+            expected += chance * piece.tokens
+            tokens += piece.tokens
+        return expected / tokens if tokens else None
 
     def history(self, record: NodeRecord) -> list[PieceSnapshot]:
         """History of a node of the cache, piece by piece from front to back."""

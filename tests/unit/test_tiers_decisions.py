@@ -1,0 +1,207 @@
+"""Decisions about tiers of memory: links, policies of writing, and the forecasts that they use."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costcache import KeyedOrder, NodeRecord, RadixCache, RequestInfo
+from costcache.errors import SettingsError
+from costcache.policies.hazard import Hazard
+from costcache.tiers import WRITINGS, Link, Move, make_writing
+from tests.property.kit import MODEL, cache_with, manager
+
+
+def test_transfers_queue() -> None:
+    link = Link(100.0, latency=0.5)
+    assert link.seconds(0, 7.0) == 0.0
+    assert link.begin(100, 0.0) == 1.5
+    assert link.waits(1.0) == 0.5
+    assert link.seconds(200, 1.0) == pytest.approx(0.5 + 0.5 + 2.0)
+    assert link.begin(200, 1.0) == pytest.approx(4.0)
+    assert link.outstanding == 300
+    assert link.seconds(100, 10.0) == 1.5
+
+
+def test_the_speed_is_what_was_measured() -> None:
+    link = Link(100.0)
+    for at in range(60):
+        link.begin(1000, float(at))
+        link.ended(1000, 2.0, float(at))
+    assert link.bytes_per_second == pytest.approx(500.0, rel=0.01)
+    assert link.outstanding == 0
+    assert link.waits(60.0) == 0.0
+
+
+def test_a_cancelled_transfer_teaches_nothing() -> None:
+    link = Link(100.0)
+    link.begin(1000, 0.0)
+    link.begin(500, 0.0)
+    link.ended(1000, 0.0, 1.0)
+    assert link.bytes_per_second == 100.0
+    assert link.waits(1.0) == pytest.approx(5.0)  # the other one is all that is left
+
+
+@pytest.mark.parametrize(("speed", "latency"), [(0.0, 0.0), (math.nan, 0.0), (math.inf, 0.0), (1.0, -1.0)])
+def test_no_such_link(speed: float, latency: float) -> None:
+    with pytest.raises(SettingsError, match="give"):
+        Link(speed, latency)
+
+
+def move(**facts: float) -> Move:
+    base = {"tokens": 100, "size": 1000, "uses": 1, "recompute": 2.0, "reload": 1.0}
+    return Move(**(base | facts))  # type: ignore[arg-type]  # counts are whole
+
+
+@pytest.mark.parametrize(
+    ("name", "copies", "demotes", "loads"),
+    [
+        ("write_through", [True, True, True], False, True),
+        ("write_through_selective", [False, True, True], False, True),
+        ("write_back", [False, False, False], True, True),
+    ],
+)
+def test_classic_policies(name: str, copies: list[bool], demotes: bool, loads: bool) -> None:
+    writing = make_writing(name)
+    assert writing.name == name
+    assert [writing.copies(move(uses=uses, chance=0.0)) for uses in (1, 2, 3)] == copies
+    assert writing.demotes(move(chance=0.0)) is demotes
+    assert writing.loads(move(reload=9.0)) is loads
+
+
+def test_by_cost_weighs_what_a_load_saves() -> None:
+    writing = make_writing("by_cost")
+    assert writing.copies(move(chance=0.5))
+    assert not writing.copies(move(chance=0.5, write=0.6))
+    assert not writing.demotes(move(chance=0.5, displaced=0.6))
+    assert not writing.demotes(move(reload=2.5))
+    assert writing.loads(move(reload=1.9))
+    assert not writing.loads(move(reload=2.0))
+
+
+@given(
+    st.floats(0, 1e3),
+    st.floats(0, 1e3),
+    st.floats(0, 1),
+    st.floats(0, 1e3),
+    st.floats(0, 1e3),
+    st.floats(1, 10),
+)
+def test_by_cost_is_monotone(
+    recompute: float, reload: float, chance: float, write: float, displaced: float, more: float
+) -> None:
+    """What is worth moving stays so if it costs more to compute, or less to have."""
+    writing = make_writing("by_cost")
+    facts = move(recompute=recompute, reload=reload, chance=chance, write=write, displaced=displaced)
+    if writing.demotes(facts):
+        assert writing.demotes(facts._replace(recompute=recompute * more))
+        assert writing.demotes(facts._replace(reload=reload / more, write=write / more))
+    if writing.loads(facts):
+        assert writing.loads(facts._replace(recompute=recompute * more, reload=reload / more))
+
+
+def test_no_such_policy() -> None:
+    with pytest.raises(SettingsError, match=f"'write_around': choose {', '.join(WRITINGS)}"):
+        make_writing("write_around")
+
+
+class Ranked(KeyedOrder):
+    def key(self, record: NodeRecord) -> int:
+        return record.recency
+
+
+class Boastful(Ranked):
+    def reuse_chance(self, record: NodeRecord, within: float = math.inf) -> float:
+        return 2.0
+
+
+def only_node(cache: RadixCache) -> NodeRecord:
+    (record,) = cache._pool.live.values()
+    return record
+
+
+def test_an_order_without_a_forecast_counts_uses() -> None:
+    cache = cache_with(Ranked)
+    cache.insert([1, 2, 3])
+    assert cache._pool.reuse_chance(only_node(cache)) == pytest.approx(1 / 3)
+    cache.match_prefix([1, 2, 3])
+    assert cache._pool.reuse_chance(only_node(cache)) == pytest.approx(2 / 4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_forecast_out_of_bounds_drops_the_order(caplog: pytest.LogCaptureFixture) -> None:
+    cache = cache_with(Boastful)
+    cache.insert([1, 2, 3])
+    assert cache._pool.reuse_chance(only_node(cache)) == pytest.approx(1 / 3)
+    assert cache._pool.policy == "lru"
+    assert "reuse_chance is 2.0: give a number from 0 to 1" in caplog.text
+
+
+def hazard_cache(pool_size: int) -> tuple[RadixCache, Hazard]:
+    cache = RadixCache(MODEL, pool_size, policy="hazard", plugins=manager())
+    order = cache._pool.order
+    assert isinstance(order, Hazard)
+    return cache, order
+
+
+def ask(cache: RadixCache, tokens: list[int]) -> None:
+    name = object()
+    cache.match_prefix(tokens, name)
+    cache.insert(tokens, request=name)
+    cache.finish(name, RequestInfo())
+
+
+def trained() -> tuple[RadixCache, Hazard]:
+    """A cache that has seen long prompts once each, and short ones many times."""
+    cache, order = hazard_cache(400)
+    for number in range(150):
+        ask(cache, [1, number % 5] * 5)
+        ask(cache, [2, number + 10] * 20)
+    return cache, order
+
+
+def test_hazard_tells_what_comes_back_from_what_does_not() -> None:
+    cache, _ = trained()
+    pool = cache._pool
+    again = [pool.reuse_chance(record) for record in pool.live.values() if record.uses > 1]
+    once = [pool.reuse_chance(record) for record in pool.live.values() if record.uses == 1]
+    assert min(again) > 0.5 > max(once)
+
+
+def test_a_chance_grows_with_the_time_given() -> None:
+    cache, _ = trained()
+    pool = cache._pool
+    for record in pool.live.values():
+        chances = [pool.reuse_chance(record, within) for within in (0.0, 1.0, 10.0, 100.0, math.inf)]
+        assert chances == sorted(chances)
+        assert chances[0] == 0.0
+        assert chances[-1] <= 1.0
+
+
+def test_hazard_remembers_what_another_tier_holds() -> None:
+    """The forecast of an evicted node is that of its ghost; of an unknown one, a prior."""
+    cache, order = trained()
+    ghosts = order.intake.ghosts
+    named = list(ghosts._memories)
+    assert named
+    assert all(0.0 <= (order.ghost_chance(name) or 0.0) <= 1.0 for name in named)
+    assert order.ghost_chance(named[-1]) is not None
+    assert order.ghost_chance(-1) is None
+    elsewhere = Elsewhere(named[-1])
+    assert cache._pool.reuse_chance(elsewhere) == order.ghost_chance(named[-1])
+    assert cache._pool.reuse_chance(Elsewhere(-1)) == pytest.approx(1 / 3)
+
+
+class Elsewhere(NodeRecord):
+    """A node of another tier."""
+
+    def __init__(self, name: int) -> None:
+        super().__init__(0, None, 10, 0)
+        self.uses = 1
+        self.name = name
+
+    def prefix_hash(self, offset: int = 0) -> int | None:
+        return self.name
