@@ -321,8 +321,8 @@ class DiskTier(LowerTier):
         for key in common:
             self._orphans[key] = self._units(key)
             self._orphan_units += self._orphans[key]
-        if stale:
-            delete(stale)  # other ranks have lost them
+        for key in stale:  # other ranks have lost them; no other thread calls the store yet
+            store.delete(key)
         self._evict_orphans(0)
         self._reserve()
 
@@ -385,17 +385,16 @@ class DiskTier(LowerTier):
                 break
             hashes.append(value)
             before, at = value, at + self.page_size
-        if hashes:
-            self._adopt(self.page_key(value) for value in hashes)
-            key = self.tree.part(place.key, node.end, at - node.end)
-            node = self.tree.append(node, key, None, None)
-            node.hashes = hashes
-            state = self.state_key(hashes[-1])
-            if self.has_states and state in self._orphans:
-                self._adopt([state])
-                self._attach(node, state)
-            self._reserve()
-        return node
+            if self.state_key(value) in self._orphans:
+                node = self._adopt(place, node, hashes)
+                hashes = []
+        return self._adopt(place, node, hashes) if hashes else node
+
+    def use(self, place: Place, request: Hashable, number: int) -> Node:
+        """See :meth:`LowerTier.use`; what an earlier run left is adopted first."""
+        if self._orphans:
+            self.find(place)
+        return super().use(place, request, number)
 
     def reserve(self, keep: Node, tokens: int, states: int) -> tuple[int, int]:
         """Reserve room for entries that are being written; fewer, or none, if there is no room."""
@@ -426,17 +425,30 @@ class DiskTier(LowerTier):
             self._attach(node, self.state_key(node.hashes[-1]))
         return node
 
-    def drop(self, place: Place) -> None:
-        """Forget the last page of a prefix, and all that follows it: storage has lost it."""
-        node = self.find(place)
-        if node.end * self.tree.page_bytes // self.page_size < len(place.key):
+    def drop(self, place: Place, good: int) -> None:
+        """Forget what a prefix has after its first ``good`` tokens, and all that follows it: storage lost it."""
+        tree = self.tree
+        before = super().find(Place(place.namespace, bytes(tree.part(place.key, 0, good))))
+        child = before.children.get(bytes(tree.part(place.key, good, self.page_size)))
+        if before.end != good:
             return
-        for victim in reversed([node, *node.walk()]):
+        if child is None:
+            if before.state is not None and isinstance(tree, StateTree) and not before.state.locks:
+                self._drop_state(before)
+            return
+        for victim in reversed([child, *child.walk()]):
             if victim.locks or victim.children:
                 return  # a copy that is under way finds the same, and comes here again
             self._node_leaves(victim, victim.tokens // self.page_size)
             self.tree.remove(victim)
         self.flush_deletes()
+
+    def _drop_state(self, node: Node) -> None:
+        state = node.state
+        if state is not None:
+            self.pool.detach(node)
+            self._free_state(state.slot)
+            self.flush_deletes()
 
     def flush_deletes(self) -> None:
         """Delete from storage what has left the tree."""
@@ -450,10 +462,19 @@ class DiskTier(LowerTier):
             self._states[self._next_state] = key
             self.tree.attach(node, self._next_state)
 
-    def _adopt(self, keys: Iterable[bytes]) -> None:
-        for key in keys:
-            self._orphan_units -= self._orphans.pop(key)
+    def _adopt(self, place: Place, parent: Node, hashes: list[int]) -> Node:
+        """Add pages that an earlier run left after a node, with the state at their end if there is one."""
+        for value in hashes:
+            self._orphan_units -= self._orphans.pop(self.page_key(value))
+        key = self.tree.part(place.key, parent.end, len(hashes) * self.page_size)
+        node = self.tree.append(parent, key, None, None)
+        node.hashes = hashes
+        state = self.state_key(hashes[-1])
+        if self.has_states and state in self._orphans:
+            self._orphan_units -= self._orphans.pop(state)
+            self._attach(node, state)
         self._reserve()
+        return node
 
     def _evict_orphans(self, units: int) -> None:
         """Evict what an earlier run left, oldest first, until so many units are free or none is left."""
