@@ -1,10 +1,11 @@
-"""Embedded stores for the disk tier, compared: ``python benchmarks/stores.py [--bytes 512MiB] [--json FILE]``.
+"""Embedded stores for the disk tier, compared: ``python benchmarks/stores.py``.
 
-Each store takes values of one page's KV, is bounded, and evicts the oldest itself. Measured for each size of a
-value: puts that survive a crash of the machine, gets in random order, a churn of three times the bound (what the
-files then take on disk), and the time to open a full store and list its keys. Reads come from the page cache where
-it is large enough, as they do after a restart of a server. Needs ``pip install 'costcache[tiers]' diskcache
-rocksdict``.
+Each store takes values of one page's KV, is bounded, and evicts the oldest itself. Measured for each size of
+a
+value: puts that survive a crash of the machine, gets in random order, a churn of three times the bound (what
+the files then take on disk), and the time to open a full store and list its keys. Reads come from the page
+cache where it is large enough, as they do after a restart of a server. Needs ``pip install
+'costcache[tiers]' diskcache rocksdict``.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Files:
         self.store.put(key, value)
 
     def keys(self) -> Iterator[bytes]:
-        return (key for key, _ in self.store.keys())
+        return (key for key, _ in self.store.keys())  # noqa: SIM118 # of a store, no dict
 
 
 class FilesNotFlushed(Files):
@@ -188,7 +189,7 @@ def measure(make: Callable[[Path, int], Any], path: Path, size: int, total: int)
     gc.collect()
     began = time.perf_counter()
     store = make(path, total)
-    listed = sum(1 for _ in store.keys())
+    listed = sum(1 for _ in store.keys())  # noqa: SIM118 # of a store, no dict
     opened = time.perf_counter() - began
     store.close()
     return {
@@ -210,7 +211,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     total, rows = parse_bytes(options.bytes, "--bytes"), []
-    print(f"{'store':10} {'value':>8} {'put MB/s':>9} {'get MB/s':>9} {'churn MB/s':>10} {'open ms':>8} {'disk':>6}")
+    print(
+        f"{'store':10} {'value':>8} {'put MB/s':>9} {'get MB/s':>9} {'churn MB/s':>10} {'open ms':>8} "
+        f"{'disk':>6}"
+    )
     for size in SIZES:
         for name in options.store or STORES:
             folder = Path(tempfile.mkdtemp(prefix="stores-", dir=options.folder))

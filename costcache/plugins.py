@@ -632,7 +632,7 @@ class PluginManager:
         return SealedStore(name, backend)
 
     def describe(self) -> dict[str, Any]:
-        """Plugins, policies and failures as plain data, for ``costcache plugins --json``."""
+        """Plugins, policies, storage backends and failures as plain data, for ``costcache plugins --json``."""
         plugins = []
         for name, plugin in sorted(self.pm.list_name_plugin(), key=lambda item: item[0]):
             hooks = sorted(caller.name for caller in self.pm.get_hookcallers(plugin) or [])
@@ -649,6 +649,15 @@ class PluginManager:
                     "settings": _schema(spec.settings),
                 }
                 for name, (plugin, spec) in sorted(self._policies.items())
+            ],
+            "storage": [
+                {
+                    "name": name,
+                    "plugin": plugin,
+                    "summary": backend.summary,
+                    "settings": _schema(backend.settings),
+                }
+                for name, (plugin, backend) in sorted(self._storage.items())
             ],
             "failures": [{"plugin": f.plugin, "source": f.source, "reason": f.reason} for f in self.failures],
         }

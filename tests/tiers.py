@@ -17,16 +17,10 @@ from costcache.tiers import Buffers, Layout, TieredCache
 
 PAGE = 4
 _MHA = FullAttention(heads=4, kv_heads=2, head_dim=8)
-_SSM = StateSpace(
-    variant="mamba2", conv_dim=32, conv_kernel=4, heads=2, head_dim=8, state_size=8, groups=1
-)
+_SSM = StateSpace(variant="mamba2", conv_dim=32, conv_kernel=4, heads=2, head_dim=8, state_size=8, groups=1)
 LAYERS: dict[str, tuple[Any, ...]] = {
     "mha": (_MHA, _MHA),
-    "mla": (
-        LatentAttention(
-            heads=4, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8
-        ),
-    )
+    "mla": (LatentAttention(heads=4, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8),)
     * 3,
     "windows": (_MHA, SlidingWindow(heads=4, kv_heads=1, head_dim=8, window=8)),
     "hybrid": (_SSM, _MHA, _SSM),
@@ -46,7 +40,8 @@ def model(layout: str) -> ModelSpec:
 
 
 def rows(tokens: NDArray[np.int64], sizes: tuple[int, ...], salt: int = 0) -> list[NDArray[np.uint8]]:
-    """The bytes that the rows of a prompt's tokens have to be, part by part: each depends on its whole prefix."""
+    """The bytes that the rows of a prompt's tokens have to be, part by part: each depends on its whole "
+    "prefix."""
     value, values = 0x9E3779B97F4A7C15 ^ salt, np.empty(tokens.size, np.uint64)
     for at, token in enumerate(tokens.tolist()):
         value = (value * 6364136223846793005 + 2 * token + 1) % 2**64
@@ -113,9 +108,7 @@ class Server:
         """Check that the device has the right bytes for a match."""
         slots = np.asarray(match.slots)
         sizes = tuple(part.bytes for part in self.layout.tokens)
-        for got, want in zip(
-            self.buffers.tokens.read(slots), rows(tokens[: slots.size], sizes), strict=True
-        ):
+        for got, want in zip(self.buffers.tokens.read(slots), rows(tokens[: slots.size], sizes), strict=True):
             assert np.array_equal(got.cpu().numpy(), want), f"wrong bytes among the first {slots.size} tokens"
         self.checked += slots.size
         state = getattr(match, "state", None)
@@ -124,7 +117,9 @@ class Server:
             for got, want in zip(
                 self.buffers.states.read(np.array([state])), rows(tokens[: slots.size], sizes, 1), strict=True
             ):
-                assert np.array_equal(got.cpu().numpy()[0], want[-1]), f"wrong state after {slots.size} tokens"
+                assert np.array_equal(got.cpu().numpy()[0], want[-1]), (
+                    f"wrong state after {slots.size} tokens"
+                )
 
     def begin(self, tokens: Any) -> Any:
         """Match a prompt and begin to load what slower tiers have of it."""
@@ -163,7 +158,9 @@ class Server:
         """Serve a prompt."""
         return self.end(self.begin(tokens))
 
-    def _compute(self, tokens: NDArray[np.int64], start: int, slots: NDArray[np.int64], state: int | None) -> None:
+    def _compute(
+        self, tokens: NDArray[np.int64], start: int, slots: NDArray[np.int64], state: int | None
+    ) -> None:
         import torch
 
         whole = start + slots.size

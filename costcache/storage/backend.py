@@ -16,8 +16,8 @@ __all__ = ["NoStorageSettings", "StorageBackend", "StorageSpec"]
 class StorageBackend(ABC):
     """Values by key, for the disk tier of a cache.
 
-    A key is 1 to 64 bytes and stands for one value for ever: the hash of a prefix and the KV of its last page.
-    The tier calls a backend from one thread at a time, which need not be the one that made it.
+    A key is 1 to 64 bytes and stands for one value for ever: the hash of a prefix and the KV of its last
+    page. The tier calls a backend from one thread at a time, which need not be the one that made it.
 
     Any method may raise ``OSError``: the tier counts a miss, logs it once and asks again next time. Any other
     exception, or an answer of a wrong type, is a fault of the backend: the tier reports it by name and stops
@@ -43,7 +43,7 @@ class StorageBackend(ABC):
 
     @abstractmethod
     def keys(self) -> Iterator[tuple[bytes, int]]:
-        """Every key with the bytes of its value, those that may go first first; called once, after opening."""
+        """Every key with the bytes of its value, those to evict first first; called once, after opening."""
 
     @abstractmethod
     def close(self) -> None:
@@ -63,8 +63,8 @@ class StorageSpec:
     Attributes:
         open: ``open(path, capacity, settings)`` returns a :class:`StorageBackend` that keeps its files in the
             folder ``path``, which need not exist, and in at most ``capacity`` bytes; ``settings`` is an
-            instance of the model below. It raises :class:`costcache.errors.SettingsError` if the folder cannot
-            be used: it belongs to something else, or to a newer version.
+            instance of the model below. It raises :class:`costcache.errors.SettingsError` if the folder
+            cannot be used: it belongs to something else, or to a newer version.
         summary: One line for users who choose a backend.
         settings: Pydantic model of the backend's settings; it can be made without arguments.
     """

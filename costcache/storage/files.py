@@ -204,7 +204,8 @@ def _locked(path: Path) -> int:
         if error.errno not in {errno.EAGAIN, errno.EACCES}:
             raise
         raise SettingsError(
-            f"disk tier {str(path.parent)!r} is in use by another process: give each process, and each rank, a "
+            f"disk tier {str(path.parent)!r} is in use by another process: give each process, and each rank, "
+            "a "
             "folder of its own"
         ) from None
     return opened

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from costcache.errors import SettingsError
 from costcache.storage.backend import StorageBackend
 
-
 __all__ = ["LmdbStore", "LmdbStoreSettings"]
 
 _META = b"costcache:format"
@@ -82,7 +81,8 @@ class LmdbStore(StorageBackend):
             )
         except (lmdb.Error, OSError) as error:
             raise SettingsError(
-                f"disk tier {str(path)!r} cannot be opened as an LMDB store: {error}: give a folder that this "
+                f"disk tier {str(path)!r} cannot be opened as an LMDB store: {error}: give a folder that "
+                "this "
                 "process may read and write, and that nothing else is in"
             ) from error
         try:
@@ -96,7 +96,8 @@ class LmdbStore(StorageBackend):
             found = transaction.get(_META)
             if found is None and transaction.stat()["entries"]:
                 raise SettingsError(
-                    f"disk tier {str(path)!r} is an LMDB store of another program: give an empty folder, or a "
+                    f"disk tier {str(path)!r} is an LMDB store of another program: give an empty folder, or "
+                    "a "
                     "new one"
                 )
             if found is None:
@@ -104,7 +105,8 @@ class LmdbStore(StorageBackend):
             elif found != _FORMAT:
                 raise SettingsError(
                     f"disk tier {str(path)!r} has the format {found.decode(errors='replace')!r}, and this "
-                    f"costcache reads {_FORMAT.decode()!r}: empty the folder, or use the version of costcache "
+                    f"costcache reads {_FORMAT.decode()!r}: empty the folder, or use the version of "
+                    "costcache "
                     "that wrote it"
                 )
         with self._env.begin(buffers=True) as transaction, transaction.cursor() as cursor:

@@ -1,7 +1,8 @@
 """Tiers of memory below the device: what is worth copying down, keeping there, and loading back.
 
-``links`` and ``writing`` are the decisions, apart from any memory: the simulator and the adapters make them alike.
-:class:`TieredCache` makes them over real memory: the generic cache of the device, host memory and storage.
+``links`` and ``writing`` are the decisions, apart from any memory: the simulator and the adapters make them
+alike. :class:`TieredCache` makes them over real memory: the generic cache of the device, host memory and
+storage.
 """
 
 from __future__ import annotations

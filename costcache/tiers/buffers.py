@@ -137,7 +137,10 @@ class Buffers:
 
         try:
             return cls(make(layout.tokens, slots), make(layout.states, state_slots), pinned=pinned)
-        except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for memory that it cannot get
+        except (
+            RuntimeError,
+            MemoryError,
+        ) as error:  # torch raises RuntimeError for memory that it cannot get
             size = slots * layout.token_bytes + state_slots * layout.state_bytes
             raise MemoryError(f"{size:,} bytes of {where.type} memory were refused: {error}") from error
 

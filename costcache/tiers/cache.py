@@ -74,13 +74,13 @@ class TieredMatch:
 class TieredCache:
     """A prefix cache in three tiers: the device, host memory, and storage.
 
-    Each tier is a tree over a pool of its own, ranked by the cache's policy; a prefix may be in several. What a
-    tier has of a prefix, it has from the first token on. The chance of reuse that decides what is moved is the
-    forecast of the device's order, for all tiers.
+    Each tier is a tree over a pool of its own, ranked by the cache's policy; a prefix may be in several.
+    What a tier has of a prefix, it has from the first token on. The chance of reuse that decides what is
+    moved is the forecast of the device's order, for all tiers.
 
-    Copies are asynchronous. Call :meth:`step` once per step of the server: it takes over what has been copied.
-    Between two calls of it nothing changes but by the calls made. Not thread-safe: one scheduler owns it; the
-    threads that copy touch memory and storage alone.
+    Copies are asynchronous. Call :meth:`step` once per step of the server: it takes over what has been
+    copied. Between two calls of it nothing changes but by the calls made. Not thread-safe: one scheduler
+    owns it; the threads that copy touch memory and storage alone.
 
     Several ranks make the same calls in the same order. :meth:`step`, :meth:`wait` and :meth:`drain` are then
     collective: a copy counts once it is done on every rank, as far as it succeeded on all of them.
@@ -111,14 +111,17 @@ class TieredCache:
         chosen = read_settings(TierSettings, settings)
         if getattr(cache, "window_pool", None) is not None:
             raise SettingsError(
-                "the cache evicts sliding windows apart (window_pool_size): tiers need one pool, whose slots hold "
+                "the cache evicts sliding windows apart (window_pool_size): tiers need one pool, whose slots "
+                "hold "
                 "all layers"
             )
         if cache.cached:
             raise SettingsError(f"the cache has {cache.cached} tokens: put the tiers below an empty one")
         _check_buffers(cache, buffers)
         if chosen.disk and chosen.path is None:
-            raise SettingsError(f"disk is {chosen.disk} bytes and path is None: name the folder of the disk tier")
+            raise SettingsError(
+                f"disk is {chosen.disk} bytes and path is None: name the folder of the disk tier"
+            )
         self.settings = chosen
         self.device = cache
         self._ranks: Ranks = Alone() if ranks is None else ranks
@@ -156,7 +159,9 @@ class TieredCache:
             fingerprint = layout.fingerprint(
                 binding.architecture.model.name, binding.page_size, deployment.kv_dtype, self._ranks.size
             )
-            disk = DiskTier(lower, chosen.disk, store, fingerprint, self._ranks, self._deleting(store, disk_line))
+            disk = DiskTier(
+                lower, chosen.disk, store, fingerprint, self._ranks, self._deleting(store, disk_line)
+            )
         self._mover = mover = Mover(
             cache,
             buffers,
@@ -266,7 +271,7 @@ class TieredCache:
     def prefetch(
         self, tokens: Any, *, extra_key: str | None = None, cache_salt: str | None = None
     ) -> Load | None:
-        """Begin to copy what only storage has of a prefix to host memory, for a request that is still waiting.
+        """Begin to copy what only storage has of a prefix to host memory, for a request that still waits.
 
         Returns:
             The load, which ends in host memory; None if there is nothing to copy.
@@ -282,8 +287,8 @@ class TieredCache:
     def resume(self, load: Load) -> TieredMatch:
         """Match the prefix of a load again, now that it is done, and give up the lock that the load had.
 
-        Lock the node of the result, as after any match. Call it when the load is ``done``; if it has failed, the
-        match is what the device has.
+        Lock the node of the result, as after any match. Call it when the load is ``done``; if it has failed,
+        the match is what the device has.
         """
         namespace = load.place.namespace
         extra, salt = (*namespace, None, None)[:2]
@@ -299,8 +304,8 @@ class TieredCache:
     def insert(self, tokens: Any, slots: Any = None, request: Hashable = None, **options: Any) -> Inserted:
         """Cache ``tokens`` on the device, and copy them down if the policy of writing does that now.
 
-        The KV must have been written to the slots, on the current stream of the device. The arguments are those
-        of the device's cache.
+        The KV must have been written to the slots, on the current stream of the device. The arguments are
+        those of the device's cache.
         """
         done = self.device.insert(tokens, slots, request, **options)
         if self._mover is not None:
@@ -381,14 +386,16 @@ class TieredCache:
 def _check_buffers(cache: RadixCache | StateCache, buffers: Buffers) -> None:
     if buffers.tokens.slots < cache.pool_size:
         raise SettingsError(
-            f"the buffers have {buffers.tokens.slots} rows of tokens and the cache {cache.pool_size} slots: give a "
+            f"the buffers have {buffers.tokens.slots} rows of tokens and the cache {cache.pool_size} slots: "
+            "give a "
             "row for each slot"
         )
     if isinstance(cache, StateCache):
         rows = 0 if buffers.states is None else buffers.states.slots
         if rows < cache._state_slots:
             raise SettingsError(
-                f"the buffers have {rows} rows of states and the cache {cache._state_slots} state slots: give a row "
+                f"the buffers have {rows} rows of states and the cache {cache._state_slots} state slots: "
+                "give a row "
                 "for each"
             )
     elif buffers.states is not None:

@@ -99,7 +99,7 @@ class Copies:
         return jobs
 
     def wait(self, number: int, timeout: float | None = None) -> bool:
-        """Wait until so many jobs have finished since the start; False if that takes longer than ``timeout``."""
+        """Wait until so many jobs have finished since the start; False after ``timeout`` seconds."""
         with self._progress:
             return self._progress.wait_for(lambda: self.finished >= number, timeout)
 
@@ -127,7 +127,9 @@ class Copies:
                     job.result = job.work()
                     if self._device is not None:
                         own.synchronize()
-                except BaseException as error:  # also SystemExit of a backend: the scheduler must not wait for ever
+                except (
+                    BaseException
+                ) as error:  # also SystemExit of a backend: the scheduler must not wait for ever
                     job.result = 0
                     self._report(error)
                 job.seconds = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""The layout of a cache's memory: the rows of bytes that a token takes in each layer, and those of a state."""
+"""The layout of a cache's memory: the rows of bytes of a token in each layer, and those of a state."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def _parts(index: int, layer: LayerSpec, deployment: Deployment) -> list[Part]:
         return []  # reads what an earlier layer cached
     if size.denominator != 1:
         raise SettingsError(
-            f"a row of layer {index} ({layer.kind}) stands for several tokens ({float(size)} bytes each): the "
+            f"a row of layer {index} ({layer.kind}) stands for several tokens ({float(size)} bytes each): "
+            "the "
             "tiers copy memory with a row per token"
         )
     if isinstance(layer, StateSpace):

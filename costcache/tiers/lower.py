@@ -1,4 +1,4 @@
-"""The tiers below the device: each is a tree over a pool of its own, and memory that the tree never touches."""
+"""The tiers below the device: each is a tree over a pool of its own, beside memory that it never touches."""
 
 from __future__ import annotations
 
@@ -201,9 +201,7 @@ class HostTier(LowerTier):
         slots: The slots of its tokens.
     """
 
-    def __init__(
-        self, binding: LowerBinding, memory: int, state_share: float | None, layout: Layout
-    ) -> None:
+    def __init__(self, binding: LowerBinding, memory: int, state_share: float | None, layout: Layout) -> None:
         """Allocate a host tier of ``memory`` bytes.
 
         Raises:
@@ -247,7 +245,7 @@ class HostTier(LowerTier):
     def add(
         self, place: Place, start: int, slots: NDArray[np.int64], state: int | None, history: Node | None
     ) -> Node | None:
-        """Take over what was copied into reserved slots; returns the node at its end, None if it is cut off."""
+        """Take over what was copied into reserved slots; returns the node at its end, None if cut off."""
         tree = self.tree
         found = self.extend(place, start, self.slots.cache(slots), history)
         if found is None:
@@ -284,8 +282,8 @@ class HostTier(LowerTier):
 class DiskTier(LowerTier):
     """Storage: an entry for each page, and one for each state, by the hash of the prefix up to its end.
 
-    What storage has from an earlier run is not in the tree until it is asked for: :meth:`find` adopts it. Until
-    then it is evicted before anything that is.
+    What storage has from an earlier run is not in the tree until it is asked for: :meth:`find` adopts it.
+    Until then it is evicted before anything that is.
 
     Attributes:
         store: The storage backend, sealed; only the thread of its link calls it.
@@ -328,8 +326,10 @@ class DiskTier(LowerTier):
 
     def _units(self, key: bytes) -> int:
         pool = self.pool
-        return pool.state_units if key.endswith(_STATE) and len(key) > _HASH_BYTES else (
-            pool.token_units * self.page_size
+        return (
+            pool.state_units
+            if key.endswith(_STATE) and len(key) > _HASH_BYTES
+            else (pool.token_units * self.page_size)
         )
 
     # -- keys --------------------------------------------------------------------------------
@@ -413,7 +413,9 @@ class DiskTier(LowerTier):
         self._reserved[1] -= states
         self._reserve()
 
-    def add(self, place: Place, start: int, hashes: list[int], state: bool, history: Node | None) -> Node | None:
+    def add(
+        self, place: Place, start: int, hashes: list[int], state: bool, history: Node | None
+    ) -> Node | None:
         """Take over pages that are in storage now; returns the node at their end, None if it is cut off."""
         found = self.extend(place, start, None, history)
         if found is None:
@@ -426,7 +428,7 @@ class DiskTier(LowerTier):
         return node
 
     def drop(self, place: Place, good: int) -> None:
-        """Forget what a prefix has after its first ``good`` tokens, and all that follows it: storage lost it."""
+        """Forget what follows the first ``good`` tokens of a prefix: storage has lost it."""
         tree = self.tree
         before = super().find(Place(place.namespace, bytes(tree.part(place.key, 0, good))))
         child = before.children.get(bytes(tree.part(place.key, good, self.page_size)))

@@ -1,8 +1,9 @@
 """Moves prefixes between the tiers: what is copied when, and what becomes of it once it is copied.
 
 A copy is prepared on the caller's thread: slots are reserved, sources are pinned or, if they are about to be
-evicted, read. The thread of a link moves the bytes. :meth:`Mover.step` collects what all ranks have finished, in the
-order of submission, and only then does a tree change. So trees depend on the stream of calls alone.
+evicted, read. The thread of a link moves the bytes. :meth:`Mover.step` collects what all ranks have
+finished, in the order of submission, and only then does a tree change. So trees depend on the stream of
+calls alone.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ class Mover:
         return last
 
     def demote(self, node: Node) -> None:
-        """A node of the device, or its state, is about to be evicted: copy it down first if it is worth it."""
+        """A node of the device, or its state, is about to be evicted: copy it down if it is worth it."""
         host = self.host
         if not self._demotes or node.parent is None or (host.has_states and node.state is None):
             return
@@ -258,7 +259,9 @@ class Mover:
         at = host.find(self._first(place, start))
         if source_state is not None and tokens == 0 and at.state is not None:
             return False
-        size = tokens * self._layout.token_bytes + (self._layout.state_bytes if source_state is not None else 0)
+        size = tokens * self._layout.token_bytes + (
+            self._layout.state_bytes if source_state is not None else 0
+        )
         if line.copies.in_flight + size > self._in_flight:
             counters.skipped += tokens
             return False
@@ -302,7 +305,7 @@ class Mover:
                 return
             added = host.add(place, start, target, state, node)
             if added is None:
-                counters.lost += tokens
+                counters.skipped += tokens  # the prefix before it was evicted meanwhile
                 return
             counters.written += tokens
             counters.bytes_in += size
@@ -360,7 +363,9 @@ class Mover:
         tokens = node.end - start
         slots = _slots(node)[start : node.end]
         source_state = None if node.state is None else node.state.slot
-        size = tokens * self._layout.token_bytes + (self._layout.state_bytes if source_state is not None else 0)
+        size = tokens * self._layout.token_bytes + (
+            self._layout.state_bytes if source_state is not None else 0
+        )
         if line.copies.in_flight + size > self._in_flight:
             counters.skipped += tokens
             return
@@ -391,9 +396,7 @@ class Mover:
                 if not store.put(disk.page_key(value), parts):
                     return number
             if source_state is not None:
-                parts = (
-                    _states(memory).pack(_one(source_state)) if state_rows is None else packed(state_rows)
-                )
+                parts = _states(memory).pack(_one(source_state)) if state_rows is None else packed(state_rows)
                 if store.put(disk.state_key(ending), parts):
                     return len(hashes) + 1
             return len(hashes)
@@ -421,7 +424,7 @@ class Mover:
             added = disk.add(self._first(place, reached), start, hashes[:kept], has_state, node)
             if added is None:
                 disk.delete([disk.page_key(value) for value in hashes[:kept]])
-                counters.lost += kept * page
+                counters.skipped += kept * page  # as above
                 return
             counters.written += kept * page
             counters.bytes_in += kept * page * self._layout.token_bytes
@@ -509,7 +512,9 @@ class Mover:
             has_state = state is not None and pages > len(hashes)
             host.release(target[kept:], None if has_state else state)
             if kept or has_state:
-                host.add(self._first(place, reached), start, target[:kept], state if has_state else None, node)
+                host.add(
+                    self._first(place, reached), start, target[:kept], state if has_state else None, node
+                )
                 counters.loaded += kept
                 counters.bytes_out += kept * self._layout.token_bytes
             if not whole and not load.cancelled:
@@ -638,7 +643,9 @@ class Mover:
         """Collect the copies that every rank has finished; returns how many."""
         lines, ranks = self.lines, self._ranks
         counts = ranks.least([line.copies.ready() for line in lines])
-        batch = [(line, job) for line, count in zip(lines, counts, strict=True) for job in line.copies.take(count)]
+        batch = [
+            (line, job) for line, count in zip(lines, counts, strict=True) for job in line.copies.take(count)
+        ]
         if not batch:
             return 0
         facts = [fact for _, job in batch for fact in (job.result, -math.ceil(job.seconds * 1e9))]

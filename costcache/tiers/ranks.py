@@ -1,8 +1,8 @@
 """Agreement of the ranks: what a copy did counts only once it is done on every rank.
 
-Tensor-parallel ranks see one stream of requests and must evict the same victims. Copies end at different times on
-each rank, and may fail on one of them. So nothing that a copy did reaches a tree until all ranks have agreed on it,
-at the same call of each of them.
+Tensor-parallel ranks see one stream of requests and must evict the same victims. Copies end at different
+times on each rank, and may fail on one of them. So nothing that a copy did reaches a tree until all ranks
+have agreed on it, at the same call of each of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GroupRanks:
 
     def __init__(self, group: Any = None) -> None:
         """Take a group; None for the default one, which must have been initialised."""
-        import torch.distributed as distributed
+        from torch import distributed
 
         self._distributed: Any = distributed
         self._group = group

@@ -22,7 +22,8 @@ class TierSettings(BaseModel):
     host: NonNegativeInt = Field(description="Host memory, in bytes.")
     disk: NonNegativeInt = Field(0, description="Storage, in bytes; 0 for no disk tier.")
     path: Path | None = Field(
-        None, description="Folder of the disk tier. Each rank has a folder of its own in it, if there are several."
+        None,
+        description="Folder of the disk tier. Each rank has a folder of its own in it, if there are several.",
     )
     storage: str = Field("file", description="Name of the storage backend.")
     storage_settings: dict[str, Any] = Field(
@@ -40,8 +41,8 @@ class TierSettings(BaseModel):
     )
     in_flight: PositiveInt = Field(
         1 << 30,
-        description="Bytes of copies to slower tiers that may be under way on one link; what would exceed it is "
-        "not copied.",
+        description="Bytes of copies to slower tiers that may be under way on one link; what would exceed "
+        "it is not copied.",
     )
 
     @field_validator("host", "disk", "in_flight", mode="before")
