@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from costcache import Deployment, ModelSpec, RadixCache
 from costcache.model import FullAttention, LatentAttention, SlidingWindow, StateSpace
+from costcache.plugins import PluginManager
 from costcache.radix import StateCache
-from costcache.tiers import Buffers, Layout, TieredCache
+from costcache.storage import StorageBackend, StorageSpec
+from costcache.tiers import Buffers, Layout, Ranks, TieredCache
+from tests.property.kit import Plugin, manager
 
 PAGE = 4
 _MHA = FullAttention(heads=4, kv_heads=2, head_dim=8)
@@ -57,6 +60,50 @@ def rows(tokens: NDArray[np.int64], sizes: tuple[int, ...], salt: int = 0) -> li
     return found
 
 
+class MemoryStore(StorageBackend):
+    """Storage in a dict, which outlives its caches; with faults, when a test wants some.
+
+    Attributes:
+        values: The values by key.
+        refused: Error that every put raises; None for none.
+        denied: Error that every get raises; None for none.
+        full: Whether puts find no room.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self.refused: BaseException | None = None
+        self.denied: BaseException | None = None
+        self.full = False
+
+    def get(self, key: bytes) -> bytes | None:
+        if self.denied is not None:
+            raise self.denied
+        return self.values.get(key)
+
+    def put(self, key: bytes, value: bytes) -> bool:
+        if self.refused is not None:
+            raise self.refused
+        if not self.full:
+            self.values[key] = value
+        return not self.full
+
+    def delete(self, key: bytes) -> None:
+        self.values.pop(key, None)
+
+    def keys(self) -> Iterator[tuple[bytes, int]]:
+        yield from [(key, len(value)) for key, value in self.values.items()]
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def plugins_with(store: StorageBackend) -> PluginManager:
+    """The built-in plugins, and a storage backend ``tested`` that is this one."""
+    spec = StorageSpec(lambda path, capacity, settings: store, "for a test")
+    return manager(tested=Plugin(storage_backend=lambda: {"tested": spec}))
+
+
 class Server:
     """Serves prompts, checks every byte that it resumes from, and counts them."""
 
@@ -70,6 +117,8 @@ class Server:
         path: Path | None = None,
         policy: str = "lru",
         device: str = "cpu",
+        plugins: PluginManager | None = None,
+        ranks: Ranks | None = None,
         **settings: Any,
     ) -> None:
         """Make one; ``slots``, ``host`` and ``disk`` are tokens (and a state for each eight)."""
@@ -88,6 +137,7 @@ class Server:
                 policy,
                 state_share=(state * states + state / 2) / (memory + kv + state),
                 deployment=deployment,
+                plugins=plugins,
             )
             self.buffers = Buffers.allocate(
                 self.layout, self.cache.pool_size, self.cache._state_slots, device=device
@@ -95,11 +145,11 @@ class Server:
             settings.setdefault("state_share", 0.5)
             size: Callable[[int], int] = lambda tokens: 2 * tokens * kv  # noqa: E731
         else:
-            self.cache = RadixCache(spec, slots, PAGE, policy, deployment=deployment)
+            self.cache = RadixCache(spec, slots, PAGE, policy, deployment=deployment, plugins=plugins)
             self.buffers = Buffers.allocate(self.layout, slots, device=device)
             size = lambda tokens: tokens * kv  # noqa: E731
         self.tiers = TieredCache(
-            self.cache, self.buffers, host=size(host), disk=size(disk), path=path, **settings
+            self.cache, self.buffers, ranks=ranks, host=size(host), disk=size(disk), path=path, **settings
         )
         self.checked = 0
         self._number = 0

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from costcache.errors import SettingsError
 from costcache.tiers.layout import Layout, Part
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["Buffers", "Rows"]
@@ -58,7 +57,7 @@ class Rows:
         """Copy the rows of some slots: a tensor of bytes, of shape [slots, bytes], for each part."""
         import torch
 
-        index = torch.from_numpy(np.ascontiguousarray(slots)).to(self.device)
+        index = torch.tensor(slots, device=self.device)
         return [view.index_select(0, index) for view in self._views]
 
     def write(self, slots: NDArray[np.int64], rows: list[Any], start: int = 0) -> None:
@@ -67,7 +66,7 @@ class Rows:
 
         if not slots.size:
             return
-        index = torch.from_numpy(np.ascontiguousarray(slots)).to(self.device)
+        index = torch.tensor(slots, device=self.device)
         for view, part in zip(self._views, rows, strict=True):
             view.index_copy_(0, index, part[start : start + slots.size].to(view.device))
 

@@ -128,7 +128,11 @@ class TieredCache:
         self._mover: Mover | None = None
         self._store: SealedStore | None = None
         self._lines: list[Line] = []
-        self._build(buffers)
+        try:
+            self._build(buffers)
+        except BaseException:
+            self.close()
+            raise
 
     def _build(self, buffers: Buffers) -> None:
         chosen, cache = self.settings, self.device
