@@ -16,8 +16,10 @@ __all__ = ["LmdbStore", "LmdbStoreSettings"]
 
 _META = b"costcache:format"
 _FORMAT = b"costcache lmdb store 1"
-_SPARE = 0.8
-"""Share of the file that values may take: LMDB writes a copy before it frees, and needs room in one piece."""
+_SPARE = 1.25
+"""Bytes of the file per byte of values: LMDB writes a copy before it frees, and needs room in one piece."""
+_LEAST = 1 << 20
+"""Bytes of the smallest file."""
 _TRIES = 8
 
 
@@ -37,7 +39,7 @@ class LmdbStore(StorageBackend):
     """Values in one file of LMDB, bounded, the least recently used evicted first.
 
     LMDB never overwrites a page that a committed transaction uses, so a kill at any moment leaves the last
-    committed values. The file never takes more than its capacity; values take up to 80 % of it.
+    committed values. Values take up to ``capacity`` bytes, and the file a quarter more.
     """
 
     def __init__(self, path: Path, capacity: int, settings: LmdbStoreSettings | None = None) -> None:
@@ -45,7 +47,7 @@ class LmdbStore(StorageBackend):
 
         Args:
             path: Its folder.
-            capacity: Bytes of its file at most.
+            capacity: Bytes of values that it keeps at most.
             settings: Settings.
 
         Raises:
@@ -60,7 +62,7 @@ class LmdbStore(StorageBackend):
                 "backend 'file'"
             ) from error
         self._lmdb: Any = lmdb
-        self._most = int(capacity * _SPARE)
+        self._most = capacity
         self._used = 0
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         durable = settings is None or settings.durable
@@ -74,7 +76,7 @@ class LmdbStore(StorageBackend):
                 )
             self._env: Any = lmdb.open(
                 str(path),
-                map_size=max(capacity, 1 << 20),
+                map_size=max(int(capacity * _SPARE), _LEAST),
                 readahead=False,
                 sync=durable,
                 metasync=durable,

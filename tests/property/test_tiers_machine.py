@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from costcache.tiers.copies import Copies
 from costcache.tiers.lower import place_of
 from costcache.tiers.writing import WRITINGS
 from tests.tiers import LAYERS, MemoryStore, Server, plugins_with, rows
@@ -56,8 +57,23 @@ class Tiers(RuleBasedStateMachine):
             "plugins": plugins_with(self.store),
         }
         self.faulty = False  # whether storage may have lost what was acknowledged
-        self.server = Server(**self.made)
+        self.most: int | None = None
         self.begun: list[Any] = []
+        self._serve_anew()
+
+    def _serve_anew(self) -> None:
+        """Make a server whose copies end when the test says so, each after a millisecond: no timing decides."""
+        self.server = Server(**self.made)
+        for line in self.server.tiers._lines:
+
+            def ready(copies: Copies = line.copies) -> int:
+                copies.wait(copies.submitted)
+                for job in copies._jobs:
+                    job.seconds = 1e-3
+                waiting = copies.submitted - copies.taken
+                return waiting if self.most is None else min(waiting, self.most)
+
+            setattr(line.copies, "ready", ready)  # noqa: B010 # a method, to the type checker
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -79,9 +95,11 @@ class Tiers(RuleBasedStateMachine):
     def prefetch(self, tokens: list[int]) -> None:
         self.server.tiers.prefetch(tokens)
 
-    @rule()
-    def step(self) -> None:
+    @rule(most=st.integers(0, 3))
+    def step(self, most: int) -> None:
+        self.most = most
         self.server.tiers.step()
+        self.most = None
 
     @rule()
     def drain(self) -> None:
@@ -109,9 +127,11 @@ class Tiers(RuleBasedStateMachine):
     )
     def damage(self, which: int, how: str, at: int) -> None:
         self.server.tiers.drain()
-        self.faulty = True
         values = self.store.values
         keys = list(values)
+        if not keys:
+            return
+        self.faulty = True
         key = keys[which % len(keys)]
         value = bytearray(values[key])
         if how == "flip":
@@ -144,7 +164,7 @@ class Tiers(RuleBasedStateMachine):
             self.server.end(begun, cancel=True)
         self.begun = []
         self.server.tiers.close()
-        self.server = Server(**self.made)
+        self._serve_anew()
 
     # -- what holds ----------------------------------------------------------------------------
 
