@@ -62,7 +62,7 @@ class Tiers(RuleBasedStateMachine):
         self._serve_anew()
 
     def _serve_anew(self) -> None:
-        """Make a server whose copies end when the test says so, each after a millisecond: no timing decides."""
+        """Make a server whose copies end when the test says so, each after a millisecond."""
         self.server = Server(**self.made)
         for line in self.server.tiers._lines:
 
@@ -119,7 +119,6 @@ class Tiers(RuleBasedStateMachine):
         self.store.denied = PermissionError(errno.EACCES, "permission denied") if denied else None
         self.faulty |= denied
 
-    @precondition(lambda self: self.store.values)
     @rule(
         which=st.integers(0, 200),
         how=st.sampled_from(["flip", "cut", "lose", "swap"]),

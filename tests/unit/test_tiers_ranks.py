@@ -1,0 +1,20 @@
+"""Tensor-parallel ranks over tiers: the same victims on each, whatever their copies do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tiers_ranks import run
+
+pytest.importorskip("torch.distributed")
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    ("layout", "write", "policy"), [("mla", "by_cost", "hazard"), ("hybrid", "write_back", "lru")]
+)
+def test_ranks_choose_the_same_victims_and_never_wait_for_ever(layout: str, write: str, policy: str) -> None:
+    first, second = run(layout, write, policy, 120)
+    assert first == second
+    assert first["evictions"] > 30
+    assert first["found"] > 0
