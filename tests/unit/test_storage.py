@@ -200,7 +200,7 @@ while True:
     if store.put(key, [value[:100], value[100:]]):
         print(key.hex(), flush=True)
 """
-ROUNDS = 6
+ROUNDS = 4
 
 
 @both
