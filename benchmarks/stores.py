@@ -205,7 +205,7 @@ def measure(make: Callable[[Path, int], Any], path: Path, size: int, total: int)
 def main() -> None:
     """Print one line for each store and size."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bytes", default="512MiB", help="bound of each store")
+    parser.add_argument("--bytes", default="64MiB", help="bound of each store")
     parser.add_argument("--store", choices=STORES, action="append", help="only these")
     parser.add_argument("--folder", help="where to write; the system's temporary folder by default")
     parser.add_argument("--json", type=Path)

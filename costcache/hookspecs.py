@@ -182,8 +182,8 @@ def storage_backend() -> dict[str, StorageSpec]:
     Called once, when the plugin is loaded. A backend is opened when a cache with a disk tier asks for its
     name, and is called by one thread at a time, apart from the scheduler's. It keeps bytes by key, within a
     bound, so that what it acknowledged outlives a process that is killed; ``StorageBackend`` says how each
-    method answers. Every value is checked when it comes back. An ``OSError`` is a miss, logged once; any other
-    exception or answer is reported under the backend's name, and the cache goes on without the backend.
+    method answers. Every value is checked when it comes back. An ``OSError`` is a miss, logged once; any
+    other exception or answer is reported under the backend's name, and the cache goes on without the backend.
 
     Returns:
         Name of the backend to :class:`costcache.storage.StorageSpec`. A name that another plugin already

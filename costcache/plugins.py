@@ -632,7 +632,7 @@ class PluginManager:
         return SealedStore(name, backend)
 
     def describe(self) -> dict[str, Any]:
-        """Plugins, policies, storage backends and failures as plain data, for ``costcache plugins --json``."""
+        """Plugins, what they offer, and failures as plain data, for ``costcache plugins --json``."""
         plugins = []
         for name, plugin in sorted(self.pm.list_name_plugin(), key=lambda item: item[0]):
             hooks = sorted(caller.name for caller in self.pm.get_hookcallers(plugin) or [])

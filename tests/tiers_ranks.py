@@ -61,7 +61,7 @@ def serve(layout: str, write: str, policy: str, steps: int, folder: Path, *, res
         for tier in (mover.host, mover.disk):
             if tier is not None:
                 tier.leaving = _both(tier.leaving, lambda node, name=tier.name: victim(name, node))
-        server.cache.before_eviction(lambda node, _: (victim("device", node), mover.demote(node)))
+        server.cache.before_eviction(lambda node, _: _both(mover.demote, lambda n: victim("device", n))(node))
         return server
 
     server = make()

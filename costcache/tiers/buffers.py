@@ -72,9 +72,11 @@ class Rows:
 
     def copy(self, slots: NDArray[np.int64], target: Rows, target_slots: NDArray[np.int64]) -> None:
         """Copy rows to other slots of another memory, a few megabytes at a time."""
+        crosses = self.device.type != target.device.type
         step = max(1, _CHUNK // max(1, self.row_bytes))
         for at in range(0, slots.size, step):
-            target.write(target_slots[at : at + step], self.read(slots[at : at + step]))
+            rows = self.read(slots[at : at + step])
+            target.write(target_slots[at : at + step], [_staged(row) for row in rows] if crosses else rows)
 
     def pack(self, slots: NDArray[np.int64]) -> list[memoryview]:
         """The rows of some slots as buffers of bytes, part by part; a copy."""
@@ -150,6 +152,14 @@ class Buffers:
             tuple(Part(str(number), size) for number, size in enumerate(self.tokens.sizes)),
             tuple(Part(str(number), size) for number, size in enumerate(states)),
         )
+
+
+def _staged(row: Any) -> Any:
+    """A row on its way between a device and the host, in pinned memory, where copies are fast."""
+    import torch
+
+    staged = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
+    return staged.copy_(row)
 
 
 def packed(rows: list[Any]) -> list[memoryview]:

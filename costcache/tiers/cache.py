@@ -305,7 +305,7 @@ class TieredCache:
         self._unlock(load)
         return match
 
-    def insert(self, tokens: Any, slots: Any = None, request: Hashable = None, **options: Any) -> Inserted:
+    def insert(self, tokens: Any, slots: Any, request: Hashable = None, **options: Any) -> Inserted:
         """Cache ``tokens`` on the device, and copy them down if the policy of writing does that now.
 
         The KV must have been written to the slots, on the current stream of the device. The arguments are
@@ -361,6 +361,18 @@ class TieredCache:
         """Wait until no copy is under way; what was written is then in its tier."""
         if self._mover is not None:
             self._mover.drain()
+
+    def reset(self, *, force: bool = False) -> None:
+        """Forget what the device has, once no copy is under way; slower tiers keep what they have.
+
+        Args:
+            force: Also when prefixes are locked; their unlocks are then ignored.
+
+        Raises:
+            ValueError: Prefixes are locked, and ``force`` is not given.
+        """
+        self.drain()
+        self.device.reset(force=force)
 
     def close(self) -> None:
         """Finish the copies that are under way, end the threads and close storage. No call may follow.

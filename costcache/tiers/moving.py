@@ -125,6 +125,31 @@ class Load:
         return f"Load([{self.start}, {self.end}), {how}, {self.loaded} loaded)"
 
 
+class _Snapshot:
+    """The bytes of what is about to be evicted, read at once."""
+
+    def __init__(self, buffers: Buffers, slots: NDArray[np.int64], state: int | None) -> None:
+        self.state: list[Any] = []
+        self._rows: list[Any] = []
+        self._error: BaseException | None = None
+        try:
+            self._rows = buffers.tokens.read(slots)
+            if state is not None:
+                self.state = _states(buffers).read(_one(state))
+        except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError where there is no memory
+            self._error = error  # of this rank alone: the copy fails, and with it that of the others
+
+    def rows(self) -> list[Any]:
+        """The rows of the tokens.
+
+        Raises:
+            RuntimeError: They could not be read.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._rows
+
+
 class Mover:
     """The copies between the device, the host and the disk.
 
@@ -273,22 +298,18 @@ class Mover:
             counters.skipped += tokens
             return False
         device, memory = self._buffers, host.buffers
-        rows = state_rows = None
-        if not pinned:
-            rows = device.tokens.read(slots)
-            if source_state is not None:
-                state_rows = _states(device).read(_one(source_state))
+        copied = None if pinned else _Snapshot(device, slots, source_state)
 
         def work() -> int:
-            if rows is None:
+            if copied is None:
                 device.tokens.copy(slots, memory.tokens, target)
             else:
-                memory.tokens.write(target, rows)
+                memory.tokens.write(target, copied.rows())
             if source_state is not None and state is not None:
-                if state_rows is None:
+                if copied is None:
                     _states(device).copy(_one(source_state), _states(memory), _one(state))
                 else:
-                    _states(memory).write(_one(state), state_rows)
+                    _states(memory).write(_one(state), copied.state)
             return 1
 
         entry = (place, start)
@@ -381,22 +402,21 @@ class Mover:
         hashes = disk.hashes(place, start, node.end, before)
         ending = hashes[-1] if hashes else at.hashes[-1] if at.hashes else 0
         memory, store = host.buffers, disk.store
-        rows = state_rows = None
+        copied = None
         if pinned:
             host.pool.pin(node)
         else:
-            rows = memory.tokens.read(slots)
-            if source_state is not None:
-                state_rows = _states(memory).read(_one(source_state))
+            copied = _Snapshot(memory, slots, source_state)
 
         def work() -> int:
+            rows = None if copied is None else copied.rows()
             for number, value in enumerate(hashes):
                 here = slice(number * page, (number + 1) * page)
                 parts = memory.tokens.pack(slots[here]) if rows is None else packed([r[here] for r in rows])
                 if not store.put(disk.page_key(value), parts):
                     return number
             if source_state is not None:
-                parts = _states(memory).pack(_one(source_state)) if state_rows is None else packed(state_rows)
+                parts = _states(memory).pack(_one(source_state)) if copied is None else packed(copied.state)
                 if store.put(disk.state_key(ending), parts):
                     return len(hashes) + 1
             return len(hashes)

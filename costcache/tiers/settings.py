@@ -42,7 +42,7 @@ class TierSettings(BaseModel):
     in_flight: PositiveInt = Field(
         1 << 30,
         description="Bytes of copies to slower tiers that may be under way on one link; what would exceed "
-        "it is not copied.",
+        "it is not copied. What is copied because it is evicted takes memory of its own meanwhile.",
     )
 
     @field_validator("host", "disk", "in_flight", mode="before")

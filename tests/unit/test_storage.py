@@ -290,9 +290,9 @@ def test_every_flipped_bit_and_every_cut_is_found(caplog: pytest.LogCaptureFixtu
     whole = sealed()
     wrong = [whole[:size] for size in range(len(whole))]
     for bit in range(8 * len(whole)):
-        value = bytearray(whole)
-        value[bit // 8] ^= 1 << bit % 8
-        wrong.append(bytes(value))
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        wrong.append(bytes(flipped))
     wrong += [whole + b"x", sealed(key=OTHER)]
     for value in wrong:
         caplog.clear()
@@ -412,7 +412,7 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
     def broken(*_: Any) -> StorageBackend:
         raise ValueError("no luck")
 
-    made = offering(broken=StorageSpec(broken, ""), other=StorageSpec(lambda *a: 3, ""))  # type: ignore[arg-type, return-value] # the fault
+    made = offering(broken=StorageSpec(broken, ""), other=StorageSpec(lambda *a: 3, ""))  # type: ignore[arg-type] # the fault
     with pytest.raises(PluginError, match=r"'broken' of plugin 'own' cannot be opened: ValueError: no luck"):
         made.open_storage("broken", tmp_path, 1)
     with pytest.raises(PluginError, match="open returned 3, not a StorageBackend"):

@@ -284,7 +284,7 @@ def test_namespaces_do_not_share_memory() -> None:
 
 @pytest.mark.parametrize("layout", sorted(LAYERS))
 def test_storage_is_found_again_after_a_restart(layout: str, tmp_path: Path) -> None:
-    made = {"disk": 400, "path": tmp_path / "s", "storage_settings": {"durable": False}}
+    made: dict[str, Any] = {"disk": 400, "path": tmp_path / "s", "storage_settings": {"durable": False}}
     first = Server(layout, **made)
     first.serve(A)
     first.tiers.drain()
@@ -572,3 +572,34 @@ def test_model_names_keep_storage_apart(tmp_path: Path) -> None:
         assert tiers.match_prefix(A).disk_len == found
         tiers.insert(A, tiers.allocate(32))
         tiers.close()
+
+
+def test_a_victim_that_cannot_be_read_is_a_miss(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, _ = server(slots=40, host=200, write="write_back")
+    made.serve(A)
+    rows = made.buffers.tokens
+
+    def refuse(slots: Any) -> list[Any]:
+        raise RuntimeError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "read", refuse)
+        made.tiers.release(made.tiers.allocate(40))
+        made.tiers.drain()
+    assert made.tiers.cached("host") == 0
+    assert made.tiers.counters["host"].lost == 32
+    assert len(caplog.records) == 1
+    assert "a copy over link 'host' failed: RuntimeError: CUDA out of memory" in caplog.text
+    assert made.serve(A) == 0
+    made.tiers.close()
+
+
+def test_a_reset_keeps_what_slower_tiers_have() -> None:
+    made, _ = server(slots=40, host=200)
+    made.serve(A)
+    made.tiers.reset()
+    assert (made.tiers.cached("device"), made.tiers.cached("host")) == (0, 32)
+    assert made.serve(A) == 32
+    made.tiers.close()
