@@ -398,8 +398,11 @@ def test_a_bad_offer_is_refused(offer: dict[str, Any], why: str) -> None:
 
 
 def test_an_offer_that_is_no_dict_is_refused() -> None:
-    with pytest.raises(PluginError, match=r"storage_backend returned \[\], not a dict"):
-        manager(own=Plugin(storage_backend=list))
+    def answer() -> Any:
+        return ["file"]
+
+    with pytest.raises(PluginError, match=r"storage_backend returned \['file'\], not a dict"):
+        manager(own=Plugin(storage_backend=answer))
 
 
 def test_a_name_that_is_taken_is_reported(caplog: pytest.LogCaptureFixture) -> None:
