@@ -498,6 +498,7 @@ class DiskTier(LowerTier):
         self.pool.reserved = self._held() + self._orphan_units
 
     def _node_leaves(self, node: Node, pages: int) -> None:
+        super()._node_leaves(node, pages)
         hashes = node.hashes or []
         cut = len(hashes) - pages
         self._gone.extend(self.page_key(value) for value in hashes[cut:])

@@ -443,7 +443,8 @@ class Mover:
                 return
             added = disk.add(self._first(place, reached), start, hashes[:kept], has_state, node)
             if added is None:
-                disk.delete([disk.page_key(value) for value in hashes[:kept]])
+                state_keys = [disk.state_key(ending)] if has_state else []
+                disk.delete([*(disk.page_key(value) for value in hashes[:kept]), *state_keys])
                 counters.skipped += kept * page  # as above
                 return
             counters.written += kept * page

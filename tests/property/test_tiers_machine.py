@@ -103,7 +103,12 @@ class Tiers(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        self.server.tiers.drain()
+        tiers = self.server.tiers
+        tiers.drain()
+        mover = tiers._mover
+        assert mover is not None
+        if mover.disk is not None and not self.faulty:
+            assert _known(mover.disk) == set(self.store.values)
 
     # -- faults ------------------------------------------------------------------------------
 
@@ -217,10 +222,8 @@ class Tiers(RuleBasedStateMachine):
         tiers.close()
 
     def _storage_agrees(self, disk: Any, store: MemoryStore) -> None:
-        known = {disk.page_key(value) for node in disk.tree.walk() for value in node.hashes}
-        known |= set(disk._states.values()) | set(disk._orphans)
         if not self.faulty:
-            assert known == set(store.values), "what was acknowledged is there, and nothing else"
+            assert _known(disk) == set(store.values), "what was acknowledged is there, and nothing else"
         sizes = tuple(part.bytes for part in self.server.layout.tokens)
         store.denied = None
         for node in disk.tree.walk():
@@ -234,6 +237,12 @@ class Tiers(RuleBasedStateMachine):
                 start = node.depth + number * disk.page_size
                 page = b"".join(part[start : start + disk.page_size].tobytes() for part in want)
                 assert bytes(payload) == page, "a page has wrong bytes"
+
+
+def _known(disk: Any) -> set[bytes]:
+    """Keys of everything that the tier believes to be in storage."""
+    pages = {disk.page_key(value) for node in disk.tree.walk() for value in node.hashes}
+    return pages | set(disk._states.values()) | set(disk._orphans)
 
 
 logging.getLogger("costcache").addFilter(lambda record: "injected" not in record.getMessage())
