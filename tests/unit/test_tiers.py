@@ -348,8 +348,12 @@ def test_a_kill_during_a_write_back_loses_nothing_that_was_acknowledged(
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         acknowledged: set[str] = set()
-        for _ in range(chance.randrange(30, 60)):
-            acknowledged.update(process.stdout.readline().split())
+        steps = chance.randrange(30, 60)
+        while steps > 0 or len(acknowledged) < 10:
+            line = process.stdout.readline()
+            assert line, "the server ended by itself"
+            acknowledged.update(line.split())
+            steps -= 1
         process.send_signal(signal.SIGKILL)
         process.stdout.close()
         process.wait(timeout=120)
@@ -365,13 +369,13 @@ def test_a_kill_during_a_write_back_loses_nothing_that_was_acknowledged(
         mover = again.tiers._mover
         assert mover is not None
         assert mover.disk is not None
-        assert acknowledged
-        assert {bytes.fromhex(key) for key in acknowledged} <= set(mover.disk._orphans)
+        for key in map(bytes.fromhex, acknowledged):
+            assert key in mover.disk._orphans
+            assert mover.disk.store.get(key) is not None
         prompts = Prompts(turn)
         for _ in range(30):
             again.serve(prompts.next())  # compares every byte
         again.tiers.drain()
-        assert again.tiers.counters["disk"].loaded > 0
         assert again.tiers.counters["disk"].lost == 0
         again.tiers.close()
 
