@@ -193,6 +193,7 @@ class Mover:
         self._page_size: int = device.page_size
         self._nobody = RequestRecord(0)
         self._lost_worth = {"host": 0.0, "disk": 0.0}
+        self._copies = writing.name != "write_back"
         self._demotes = writing.name in {"write_back", "by_cost"}
 
     # -- decisions ---------------------------------------------------------------------------
@@ -231,7 +232,7 @@ class Mover:
     def copy_down(self, node: Node) -> None:
         """Copy the prefix of a device node to the host, as far as the policy of writing wants it."""
         host = self.host
-        if node.parent is None:
+        if not self._copies or node.parent is None:
             return
         line, place = self._host_line, place_of(node)
         at = host.find(place)
@@ -341,7 +342,7 @@ class Mover:
     def copy_to_disk(self, node: Node) -> None:
         """Copy the prefix of a host node to the disk, as far as the policy of writing wants it."""
         disk, line = self.disk, self._disk_line
-        if disk is None or line is None or node.parent is None:
+        if disk is None or line is None or not self._copies or node.parent is None:
             return
         place = place_of(node)
         at = disk.find(place)
@@ -353,7 +354,10 @@ class Mover:
     def demote_to_disk(self, node: Node) -> None:
         """A node of the host, or its state, is about to be evicted: copy it to the disk if it is worth it."""
         disk, line = self.disk, self._disk_line
-        if disk is None or line is None or not self._demotes or node.parent is None:
+        if not self._demotes or node.parent is None:
+            return
+        self._evicted("host", self._move(node, node.depth, self._host_line, self.host))
+        if disk is None or line is None:
             return
         if disk.has_states and node.state is None:
             return  # nothing could resume from it
@@ -361,7 +365,6 @@ class Mover:
         at = disk.find(place)
         start = max(at.end, line.covered(place, disk.tree.page_bytes, self._page_size))
         move = self._move(node, min(max(node.depth, start), node.end), line, disk, self._host_line)
-        self._evicted("host", move)
         if start >= node.end and (node.state is None or at.state is not None or at.end != node.end):
             return
         if not self._writing.demotes(move):
