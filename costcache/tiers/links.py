@@ -53,7 +53,7 @@ class Link:
         return max(0.0, self._free_at - now)
 
     def seconds(self, size: int, now: float) -> float:
-        """Seconds from ``now`` until a transfer of ``size`` bytes would be over, after its queue; 0 for none."""
+        """Seconds from ``now`` until a transfer of ``size`` bytes would end, after its queue; 0 for none."""
         if not size:
             return 0.0
         return self.waits(now) + self.latency + size / self.bytes_per_second
