@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -122,18 +121,14 @@ def run(
         TimeoutError: They did not end.
         RuntimeError: One of them failed.
     """
-    with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with tempfile.TemporaryDirectory() as folder:
         arguments = [layout, write, policy, str(steps), folder, str(int(restart))]
         started = []
         for rank in range(size):
             environment = os.environ | {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
                 "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parent.parent), *sys.path]),
             }
@@ -166,8 +161,13 @@ def main() -> None:
         from torch import distributed
 
         layout, write, policy, steps, folder, restart = sys.argv[2:]
-        distributed.init_process_group("gloo")
-        facts = serve(layout, write, policy, int(steps), Path(folder), restart=bool(int(restart)))
+        distributed.init_process_group(  # they find each other by a file: no port to be taken meanwhile
+            "gloo",
+            init_method=f"file://{folder}/ranks",
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
+        facts = serve(layout, write, policy, int(steps), Path(folder) / "kv", restart=bool(int(restart)))
         sys.stdout.write(json.dumps(facts) + "\n")
         distributed.destroy_process_group()
         return
