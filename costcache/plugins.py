@@ -25,7 +25,7 @@ import pluggy
 from pydantic import BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from costcache import generic, hookspecs, policies
+from costcache import generic, hookspecs, policies, storage
 from costcache._version import __version__
 from costcache.cost import CostModel, TokenCost
 from costcache.errors import CostcacheError, PluginError, one_line
@@ -35,6 +35,7 @@ from costcache.policies.spec import Sight
 from costcache.policies.states import StateOrder
 from costcache.records import PoolState
 from costcache.settings import DEFAULT_POLICY, PoolSettings, Settings, read_settings
+from costcache.storage import SealedStore, StorageBackend, StorageSpec
 
 if TYPE_CHECKING:
     from costcache.deployment import Deployment
@@ -181,9 +182,11 @@ class PluginManager:
         self.pm.add_hookspecs(hookspecs)
         self.failures: list[PluginFailure] = []
         self._policies: dict[str, tuple[str, PolicySpec]] = {}
+        self._storage: dict[str, tuple[str, StorageSpec]] = {}
         self._sources: dict[str, str] = {}
         self.register(generic, "generic", generic.__name__)
         self.register(policies, "builtin", policies.__name__)
+        self.register(storage, "storage", storage.__name__)
 
     def load_entry_points(self) -> None:
         """Load every entry point of the group, in order of name; skip and report those that fail."""
@@ -226,13 +229,22 @@ class PluginManager:
         except (pluggy.PluginValidationError, ValueError) as error:
             raise PluginError(str(error).strip()) from error
         self._sources[name] = source
+        hook = "storage_backend"
         try:
+            backends = self._storage_offer(name)
+            hook = "policies"
             self._offer(name)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self.pm.unregister(name=name)
-            raise PluginError(f"policies failed: {error}") from error
+            raise PluginError(f"{hook} failed: {error}") from error
+        for backend, spec in backends.items():
+            if backend in self._storage:
+                owner = self._storage[backend][0]
+                self._failed(name, source, f"storage backend {backend!r} is taken by {owner!r}")
+            else:
+                self._storage[backend] = (name, spec)
 
     def _check(self, plugin: object) -> None:
         hooks = []
@@ -296,6 +308,20 @@ class PluginManager:
                 self._failed(name, self._sources[name], f"policy {policy!r} is taken by {owner!r}")
             else:
                 self._policies[policy] = (name, spec)
+
+    def _storage_offer(self, name: str) -> dict[str, StorageSpec]:
+        offer: Any = self._bound(name, "storage_backend", dict)()
+        if not isinstance(offer, dict):
+            raise TypeError(f"storage_backend returned {offer!r}, not a dict of names to StorageSpec")
+        for backend, spec in offer.items():
+            if not isinstance(backend, str) or not _NAME.fullmatch(backend):
+                raise TypeError(f"{backend!r} is no name: use letters, digits, '-' and '_'")
+            if not isinstance(spec, StorageSpec):
+                raise TypeError(f"{backend!r}: {spec!r} is not a StorageSpec")
+            _check_summary(backend, spec.settings, spec.summary)
+            if not callable(spec.open):
+                raise TypeError(f"{backend!r}: open is {spec.open!r}, not a function")
+        return offer
 
     def _failed(self, plugin: str, source: str, reason: str) -> None:
         failure = PluginFailure(plugin, source, reason)
@@ -562,8 +588,51 @@ class PluginManager:
         except BaseException as error:
             raise PluginError(f"policy {name!r} of plugin {plugin!r}: supports raised {error!r}") from error
 
+    # -- storage plugins ---------------------------------------------------------------------
+
+    def storage_backends(self) -> dict[str, StorageSpec]:
+        """All storage backends by name, sorted."""
+        return {name: self._storage[name][1] for name in sorted(self._storage)}
+
+    def open_storage(
+        self, name: str, path: Path, capacity: int, settings: Mapping[str, Any] | None = None
+    ) -> SealedStore:
+        """Open a storage backend; its values are checked when they come back.
+
+        Args:
+            name: Name of the backend.
+            path: Its folder.
+            capacity: Bytes that it may take.
+            settings: Its settings.
+
+        Raises:
+            PluginError: There is no such backend, or it cannot be opened.
+            SettingsError: A setting is not valid, or the folder cannot be used.
+        """
+        if name not in self._storage:
+            known = sorted(self._storage)
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise PluginError(
+                f"there is no storage backend {name!r}: {hint}The backends are {', '.join(known)}"
+            )
+        plugin, spec = self._storage[name]
+        values = read_settings(spec.settings, dict(settings or {}), "storage_settings.")
+        where = f"storage backend {name!r} of plugin {plugin!r}"
+        try:
+            backend: Any = spec.open(path, capacity, values)
+        except CostcacheError:
+            raise  # its own message says more
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise PluginError(f"{where} cannot be opened: {one_line(error)}") from error
+        if not isinstance(backend, StorageBackend):
+            raise PluginError(f"{where}: open returned {backend!r}, not a StorageBackend")
+        return SealedStore(name, backend)
+
     def describe(self) -> dict[str, Any]:
-        """Plugins, policies and failures as plain data, for ``costcache plugins --json``."""
+        """Plugins, what they offer, and failures as plain data, for ``costcache plugins --json``."""
         plugins = []
         for name, plugin in sorted(self.pm.list_name_plugin(), key=lambda item: item[0]):
             hooks = sorted(caller.name for caller in self.pm.get_hookcallers(plugin) or [])
@@ -580,6 +649,15 @@ class PluginManager:
                     "settings": _schema(spec.settings),
                 }
                 for name, (plugin, spec) in sorted(self._policies.items())
+            ],
+            "storage": [
+                {
+                    "name": name,
+                    "plugin": plugin,
+                    "summary": backend.summary,
+                    "settings": _schema(backend.settings),
+                }
+                for name, (plugin, backend) in sorted(self._storage.items())
             ],
             "failures": [{"plugin": f.plugin, "source": f.source, "reason": f.reason} for f in self.failures],
         }
@@ -603,12 +681,15 @@ def _kind(spec: PolicySpec, pools: tuple[PoolState, ...]) -> type[VictimOrder]:
     return KeyedOrder if spec.leaves_only else VictimOrder
 
 
-def _check_spec(policy: str, spec: PolicySpec) -> None:
-    if not _is_settings(spec.settings):
-        raise TypeError(f"{policy!r}: settings is {spec.settings!r}, not a pydantic model")
-    summary: Any = spec.summary
+def _check_summary(name: str, settings: Any, summary: Any) -> None:
+    if not _is_settings(settings):
+        raise TypeError(f"{name!r}: settings is {settings!r}, not a pydantic model")
     if not isinstance(summary, str) or len(summary.splitlines()) > 1:
-        raise TypeError(f"{policy!r}: summary is {summary!r}, not one line of text")
+        raise TypeError(f"{name!r}: summary is {summary!r}, not one line of text")
+
+
+def _check_spec(policy: str, spec: PolicySpec) -> None:
+    _check_summary(policy, spec.settings, spec.summary)
     for field in ("make_order", "supports"):
         function: Any = getattr(spec, field)
         if not callable(function):

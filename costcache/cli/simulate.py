@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from costcache.settings import Settings
     from costcache.sim.engine import Simulator
     from costcache.sim.results import Outcome, Run
-    from costcache.sim.settings import TierSettings
+    from costcache.sim.settings import TiersBelow
     from costcache.sim.sweep import Cell
     from costcache.sim.tiered import TieredRun
     from costcache.sizes import Capacity
@@ -254,7 +254,7 @@ def _tiered(
     simulator: Simulator,
     policies: list[Settings],
     sizes: list[Capacity],
-    tiers: TierSettings,
+    tiers: TiersBelow,
     server: ServingSettings,
     below: TierOptions,
     options: SimulateOptions,

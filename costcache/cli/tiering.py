@@ -11,7 +11,7 @@ from costcache.cli.from_models import Options
 from costcache.cli.output import console, new_table, say, show
 from costcache.cli.tables import print_heading
 from costcache.errors import SettingsError
-from costcache.sim.settings import TierSettings
+from costcache.sim.settings import TiersBelow
 from costcache.sizes import parse_bytes, parse_rate
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class TierOptions(Options):
     )
     gpu_price: float | None = Field(None, gt=0.0, description="The same of a GB of GPU memory.")
 
-    def settings(self, **refused: bool) -> TierSettings | None:
+    def settings(self, **refused: bool) -> TiersBelow | None:
         """Return the tiers; None without any.
 
         Args:
@@ -77,7 +77,7 @@ class TierOptions(Options):
             fields["link"] = parse_rate(self.link, "--link")
         if self.write is not None:
             fields["write"] = self.write
-        return TierSettings(**fields)
+        return TiersBelow(**fields)
 
 
 def _positive(text: str, option: str) -> int:
@@ -96,7 +96,7 @@ def tiered_json(runs: list[TieredRun], bounds: dict[str, TieredBound | None]) ->
 
 
 def print_tiered(
-    simulator: Simulator, tiers: TierSettings, runs: list[TieredRun], bounds: dict[str, TieredBound | None]
+    simulator: Simulator, tiers: TiersBelow, runs: list[TieredRun], bounds: dict[str, TieredBound | None]
 ) -> None:
     """Print the figures, tier by tier."""
     out = console()

@@ -81,6 +81,7 @@ class PrefixCache:
         self._page_size = tree.page_size
         self._requests: dict[Hashable, RequestRecord] = {}
         self._events = EventStream(tree.page_bytes, tree.page_size)
+        self._leaving: Callable[[Node, int], object] | None = None
         self._freed: list[NDArray[np.int64]] = []
         tree.on_free = self._freed.append
         self._given_out = self._out  # bound once
@@ -453,6 +454,15 @@ class PrefixCache:
                     self._events.hash(node, namespace)
         return self._events.subscribe(observer)
 
+    @exclusive
+    def before_eviction(self, leaving: Callable[[Node, int], object]) -> None:
+        """Call ``leaving`` with a node and the number of its last pages, just before they are evicted.
+
+        Their slots are still theirs, and free once it returns. It must not call the cache.
+        """
+        self._leaving = leaving
+        self._tree.on_remove = self._removed
+
     def pretty(self) -> str:
         """The tree as text for people, one node a line."""
         slots = self._slots
@@ -523,6 +533,8 @@ class PrefixCache:
         return slots
 
     def _removed(self, node: Node, pages: int) -> None:
+        if self._leaving is not None:
+            self._leaving(node, pages)
         if self._events:
             root: NodeRecord = node
             while root.parent is not None:

@@ -41,6 +41,7 @@ class StateTree(RadixTree):
         state_capacity: States that the state pool has room for; None if one pool has both.
         pools: The pools by name: ``"kv"`` and ``"state"``, or ``"memory"``.
         on_free_state: Called with the slot of each state that is freed.
+        on_tombstone: Called with a node just before its state is evicted alone.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class StateTree(RadixTree):
                 f"{page_size * self.kv_bytes:,} and a state {self.state_bytes:,}; give more{divide}"
             )
         self.on_free_state: Callable[[int], object] | None = None
+        self.on_tombstone: Callable[[Node], object] | None = None
         self.pools: dict[str, Pool] = {}
         super().__init__(binding, self.capacity, page_bytes=page_bytes)
 
@@ -218,6 +220,8 @@ class StateTree(RadixTree):
                 return Refused.NOT_A_LEAF
             if state.locks:
                 return Refused.LOCKED
+            if self.on_tombstone is not None:
+                self.on_tombstone(node)
             self.pool.detach(node)
             self._freed(state)
             return pool.state_units

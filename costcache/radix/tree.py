@@ -154,8 +154,9 @@ class RadixTree:
         parent: Node,
         key: bytes | memoryview,
         slots: NDArray[np.int64] | None,
-        request: RequestRecord,
+        request: RequestRecord | None,
         priority: int = 0,
+        history: NodeRecord | None = None,
     ) -> Node:
         """Add a new leaf under ``parent``.
 
@@ -163,8 +164,9 @@ class RadixTree:
             parent: A node of which no child starts with the key's first page.
             key: Format ``B``, one page or more. The bytes are copied.
             slots: int64 of shape [tokens], kept as given; or None.
-            request: The request that makes it.
+            request: The request that makes it; None for a copy of another tier's memory.
             priority: The request's priority.
+            history: Record of the same tokens on another tier, whose history the leaf continues.
         """
         tokens = len(key) // self.page_bytes * self.page_size
         edge = bytes(key[: self.page_bytes])
@@ -172,7 +174,7 @@ class RadixTree:
         if not parent.children and isinstance(parent, Root):
             self.roots[parent.namespace] = parent
         parent.children[edge] = node
-        self.pool.insert(node, request, priority=priority)
+        self.pool.insert(node, request, priority=priority, history=history)
         return node
 
     def split(self, node: Node, tokens: int) -> Node:

@@ -14,7 +14,7 @@ from costcache.sim.tiered import TieredRun, make_tiered_run
 if TYPE_CHECKING:
     from costcache.settings import Settings
     from costcache.sim.engine import Simulator
-    from costcache.sim.settings import ServingSettings, TierSettings
+    from costcache.sim.settings import ServingSettings, TiersBelow
 
 __all__ = ["HostMemory", "gather_tiers", "host_section"]
 
@@ -69,7 +69,7 @@ def gather_tiers(
     settings: Settings,
     capacity: str,
     capacity_tokens: int,
-    tiers: TierSettings,
+    tiers: TiersBelow,
     *,
     serving: ServingSettings | None = None,
     host_price: float | None = None,
@@ -90,7 +90,7 @@ def gather_tiers(
         progress: Called now and then with the number of requests done since the last call.
     """
 
-    def run(tokens: int, below: TierSettings | None) -> TieredRun:
+    def run(tokens: int, below: TiersBelow | None) -> TieredRun:
         outcome = simulator.tiered(settings, tokens, below, serving=serving, progress=progress)
         return make_tiered_run(outcome, simulator, settings, capacity, tokens, below)
 

@@ -35,6 +35,7 @@ from typing import Any
 
 from costcache.counts import (
     COUNTERS,
+    ENTRIES,
     EXCESS,
     FALLBACKS,
     IN_FORCE,
@@ -97,8 +98,8 @@ class CostMetrics:
             multiprocess_mode="mostrecent",
         )
         self._entries = gauge(
-            "costcache:policy_entries",
-            "Entries that a plugin's policy keeps.",
+            f"costcache:{ENTRIES[0]}",
+            ENTRIES[1],
             labelnames=names,
             multiprocess_mode="mostrecent",
         )

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from costcache.sim.requests import Known
     from costcache.sim.runs import PageRuns
     from costcache.sim.serving import Server
-    from costcache.sim.settings import ServingSettings, TierSettings
+    from costcache.sim.settings import ServingSettings, TiersBelow
     from costcache.sim.stack import LRUCurve
     from costcache.sim.tiers import TieredOutcome
     from costcache.sim.trace import Trace
@@ -219,7 +219,7 @@ class Simulator:
         self,
         settings: Settings,
         capacity_tokens: int,
-        tiers: TierSettings | None,
+        tiers: TiersBelow | None,
         *,
         serving: ServingSettings | None = None,
         progress: Callable[[int], None] | None = None,

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-__all__ = ["ServingSettings", "TierSettings"]
+__all__ = ["ServingSettings", "TiersBelow"]
 
 
 class ServingSettings(BaseModel):
@@ -48,7 +48,7 @@ class ServingSettings(BaseModel):
     )
 
 
-class TierSettings(BaseModel):
+class TiersBelow(BaseModel):
     """The tiers below the device, of one rank."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

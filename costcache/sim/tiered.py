@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from costcache.settings import Settings
     from costcache.sim.engine import Simulator
-    from costcache.sim.settings import TierSettings
+    from costcache.sim.settings import TiersBelow
     from costcache.sim.tiers import TieredOutcome
 
 __all__ = ["TierFigures", "TieredBound", "TieredRun", "make_tiered_run", "tiered_bound"]
@@ -94,7 +94,7 @@ def make_tiered_run(
     settings: Settings,
     capacity: str,
     capacity_tokens: int,
-    tiers: TierSettings | None,
+    tiers: TiersBelow | None,
 ) -> TieredRun:
     """Compute the figures of one outcome of these settings."""
     warmup, trace = simulator.warmup, simulator.trace
@@ -156,7 +156,7 @@ class TieredBound:
 
 
 def tiered_bound(
-    simulator: Simulator, settings: Settings, capacity_tokens: int, tiers: TierSettings
+    simulator: Simulator, settings: Settings, capacity_tokens: int, tiers: TiersBelow
 ) -> TieredBound | None:
     """Compute the bound; None for a model with states."""
     if simulator.cost.spec.has_states:

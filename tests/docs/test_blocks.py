@@ -5,6 +5,7 @@ Blocks of a page run in order, in one folder and one namespace. Marks after the 
 - ``file=NAME`` writes the block to that file instead; other languages (json) may do so too.
 - ``torch`` needs torch, ``traces`` the recorded traces, as ``traces/`` in the page's folder; where they
   are missing the page is reported as skipped there, after the blocks above have run.
+- ``samples`` needs the sample traces, as ``examples/traces/`` in the page's folder.
 - ``output`` on a ``text`` block: what the block above prints.
 - ``shown`` is not run; the page says why.
 
@@ -27,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import Block, Page, pages
+from tests.docs.pages import REPO, Block, Page, pages
 
 RUN = ("python", "console")
 # What anybody gets in a pipe: without colours, without a locale, and without a network.
@@ -145,6 +146,8 @@ def test_blocks_print_the_output_that_the_page_shows(
                 pytest.skip(f"{page.name}:{block.line} needs torch: the blocks above it ran")
             if "traces" in block.marks:
                 (tmp_path / "traces").symlink_to(request.getfixturevalue("traces_dir"))
+            if "samples" in block.marks and not (tmp_path / "examples").exists():
+                (tmp_path / "examples").symlink_to(REPO / "examples")
             runner.run(block)
     finally:
         for name in set(sys.modules) - before:  # the page's own files, which other pages may name alike
@@ -157,5 +160,5 @@ def test_every_block_has_a_known_language_and_marks(page: Page) -> None:
     for block in page.blocks():
         assert block.language in (*RUN, "json", "text", "toml"), f"{page.name}:{block.line}"
         for mark in block.marks:
-            known = mark in ("torch", "traces", "output", "shown") or mark.startswith("file=")
+            known = mark in ("torch", "traces", "samples", "output", "shown") or mark.startswith("file=")
             assert known, f"{page.name}:{block.line}: {mark}"

@@ -27,6 +27,8 @@ PLUGINS = {
     "mamba_seglen": costcache_mamba_seglen.plugin,
     "seglen": costcache_mamba_seglen.seglen,
 }
+OFFERS = ("policies", "storage_backend")
+"""Hooks that are called once, when a plugin is loaded."""
 POOL = PoolState("kv", "tokens", 1000, 10, 800, 100, 16)
 
 
@@ -56,6 +58,7 @@ def test_the_hooks_are_these() -> None:
         "policies",
         "read_config",
         "settings_model",
+        "storage_backend",
         "token_cost",
     }
 
@@ -76,7 +79,7 @@ def test_a_hook_is_documented(hook: str) -> None:
 
 
 @pytest.mark.parametrize("plugin", ["generic", *PLUGINS])
-@pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook != "policies"])
+@pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook not in OFFERS])
 def test_the_bound_and_the_pluggy_path_agree(plugin: str, hook: str) -> None:
     made = everything()
     others = [own for name, own in made.pm.list_name_plugin() if name != plugin]
@@ -177,11 +180,11 @@ def test_each_hook_is_called_as_often_as_documented() -> None:
         hook: Callable[..., Any] = namespace["hook"]
         return hook
 
-    hooks = {name: counting(name, getattr(generic, name)) for name in HOOKS if name != "policies"}
+    hooks = {name: counting(name, getattr(generic, name)) for name in HOOKS if name not in OFFERS}
     hooks["match_model"] = counting("match_model", lambda model: 3)
-    hooks["policies"] = counting("policies", dict)
+    hooks |= {name: counting(name, dict) for name in OFFERS}
     made = claiming(**hooks)
-    assert calls == ["policies"]
+    assert sorted(calls) == sorted(OFFERS)
     calls.clear()
     cache = RadixCache(MODEL, 20, plugins=made)
     assert sorted(calls) == ["default_policy", "match_model", "settings_model", "token_cost"]

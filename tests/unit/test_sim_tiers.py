@@ -14,7 +14,7 @@ from costcache.plugins import get_plugins
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.extents import ROOT, extents
-from costcache.sim.settings import ServingSettings, TierSettings
+from costcache.sim.settings import ServingSettings, TiersBelow
 from costcache.sim.tiered import make_tiered_run, tiered_bound
 from costcache.sim.tiers import Below, TieredOutcome, Tiers
 from costcache.sim.trace import Trace
@@ -247,7 +247,7 @@ def agents() -> Simulator:
 
 def test_no_policy_exceeds_the_offline_bound(agents: Simulator) -> None:
     tokens = agents.trace.distinct_pages(PAGE) * PAGE // 20
-    below = TierSettings(host=tokens * KV * 4, write="by_cost")
+    below = TiersBelow(host=tokens * KV * 4, write="by_cost")
     bound = tiered_bound(agents, Settings(policy="lru"), tokens, below)
     assert bound is not None
     for policy in ("lru", "hazard"):
@@ -265,7 +265,7 @@ def test_a_faster_link_is_never_slower(agents: Simulator) -> None:
         agents.tiered(
             Settings(policy="lru"),
             tokens,
-            TierSettings(host=tokens * KV * 4, link=link, write="write_through"),
+            TiersBelow(host=tokens * KV * 4, link=link, write="write_through"),
             serving=ServingSettings(load="open"),
         ).ttft.mean()
         for link in (1e9, 10e9, 100e9)
@@ -277,7 +277,7 @@ def test_a_faster_link_is_never_slower(agents: Simulator) -> None:
 def test_equal_replays_are_equal(agents: Simulator) -> None:
     tokens = agents.trace.distinct_pages(PAGE) * PAGE // 20
     first, second = (
-        agents.tiered(Settings(policy="hazard"), tokens, TierSettings(host=10**9)) for _ in range(2)
+        agents.tiered(Settings(policy="hazard"), tokens, TiersBelow(host=10**9)) for _ in range(2)
     )
     assert (first.ttft == second.ttft).all()
     assert first.tiers == second.tiers
@@ -285,9 +285,9 @@ def test_equal_replays_are_equal(agents: Simulator) -> None:
 
 def test_impossible_tiers_are_refused(agents: Simulator) -> None:
     with pytest.raises(SettingsError, match="policy 'optimum' has no tiers"):
-        agents.tiered(Settings(policy="optimum"), 1000, TierSettings(host=10**9))
+        agents.tiered(Settings(policy="optimum"), 1000, TiersBelow(host=10**9))
     with pytest.raises(ValueError, match="disk and disk_bandwidth go together"):
-        TierSettings(host=10**9, disk=10**9)
+        TiersBelow(host=10**9, disk=10**9)
     windows = Simulator(agents.trace, get_plugins().resolve("gpt-oss-20b"), Deployment(page_size=PAGE))
     with pytest.raises(SettingsError, match="set window_layout to one-pool"):
-        windows.tiered(Settings(policy="lru"), 1000, TierSettings(host=10**9))
+        windows.tiered(Settings(policy="lru"), 1000, TiersBelow(host=10**9))

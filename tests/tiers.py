@@ -1,0 +1,244 @@
+"""A small server over a tiered cache, which knows what every row of its memory has to be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costcache import Deployment, ModelSpec, RadixCache
+from costcache.model import FullAttention, LatentAttention, SlidingWindow, StateSpace
+from costcache.plugins import PluginManager
+from costcache.radix import StateCache
+from costcache.storage import StorageBackend, StorageSpec
+from costcache.tiers import Buffers, Layout, Ranks, TieredCache
+from tests.property.kit import Plugin, manager
+
+PAGE = 4
+_MHA = FullAttention(heads=4, kv_heads=2, head_dim=8)
+_SSM = StateSpace(variant="mamba2", conv_dim=32, conv_kernel=4, heads=2, head_dim=8, state_size=8, groups=1)
+LAYERS: dict[str, tuple[Any, ...]] = {
+    "mha": (_MHA, _MHA),
+    "mla": (LatentAttention(heads=4, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8),)
+    * 3,
+    "windows": (_MHA, SlidingWindow(heads=4, kv_heads=1, head_dim=8, window=8)),
+    "hybrid": (_SSM, _MHA, _SSM),
+}
+"""Layers of a small model for each layout."""
+
+
+def model(layout: str) -> ModelSpec:
+    return ModelSpec(
+        name=f"small-{layout}",
+        architecture="Small",
+        hidden_size=32,
+        vocab_size=128,
+        layers=LAYERS[layout],
+        active_params=10**9,
+    )
+
+
+def rows(tokens: NDArray[np.int64], sizes: tuple[int, ...], salt: int = 0) -> list[NDArray[np.uint8]]:
+    """The bytes that the rows of a prompt's tokens have to be, part by part: each depends on its whole "
+    "prefix."""
+    value, values = 0x9E3779B97F4A7C15 ^ salt, np.empty(tokens.size, np.uint64)
+    for at, token in enumerate(tokens.tolist()):
+        value = (value * 6364136223846793005 + 2 * token + 1) % 2**64
+        values[at] = value
+    found = []
+    for number, size in enumerate(sizes):
+        column = np.arange(size, dtype=np.uint64)
+        with np.errstate(over="ignore"):
+            mixed = (values[:, None] >> ((column * np.uint64(5)) % np.uint64(57))) + column * np.uint64(
+                2 * number + 3
+            )
+        found.append(mixed.astype(np.uint8))
+    return found
+
+
+class MemoryStore(StorageBackend):
+    """Storage in a dict, which outlives its caches; with faults, when a test wants some.
+
+    Attributes:
+        values: The values by key.
+        refused: Error that every put raises; None for none.
+        denied: Error that every get raises; None for none.
+        full: Whether puts find no room.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self.refused: BaseException | None = None
+        self.denied: BaseException | None = None
+        self.full = False
+
+    def get(self, key: bytes) -> bytes | None:
+        if self.denied is not None:
+            raise self.denied
+        return self.values.get(key)
+
+    def put(self, key: bytes, value: bytes) -> bool:
+        if self.refused is not None:
+            raise self.refused
+        if not self.full:
+            self.values[key] = value
+        return not self.full
+
+    def delete(self, key: bytes) -> None:
+        self.values.pop(key, None)
+
+    def keys(self) -> Iterator[tuple[bytes, int]]:
+        yield from [(key, len(value)) for key, value in self.values.items()]
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def plugins_with(store: StorageBackend) -> PluginManager:
+    """The built-in plugins, and a storage backend ``tested`` that is this one."""
+    spec = StorageSpec(lambda path, capacity, settings: store, "for a test")
+    return manager(tested=Plugin(storage_backend=lambda: {"tested": spec}))
+
+
+class Server:
+    """Serves prompts, checks every byte that it resumes from, and counts them."""
+
+    def __init__(
+        self,
+        layout: str,
+        *,
+        slots: int = 64,
+        host: int = 96,
+        disk: int = 0,
+        path: Path | None = None,
+        policy: str = "lru",
+        device: str = "cpu",
+        plugins: PluginManager | None = None,
+        ranks: Ranks | None = None,
+        **settings: Any,
+    ) -> None:
+        """Make one; ``slots``, ``host`` and ``disk`` are tokens (and a state for each eight)."""
+        spec, deployment = model(layout), Deployment(page_size=PAGE)
+        self.layout = Layout.of(spec, deployment)
+        kv, state = self.layout.token_bytes, self.layout.state_bytes
+        self.cache: RadixCache | StateCache
+        if state:
+            states = max(2, slots // 8)
+            memory = kv * slots + state * states
+            # A little more, so that rounding leaves as many of both.
+            self.cache = StateCache(
+                spec,
+                memory + kv + state,
+                PAGE,
+                policy,
+                state_share=(state * states + state / 2) / (memory + kv + state),
+                deployment=deployment,
+                plugins=plugins,
+            )
+            self.buffers = Buffers.allocate(
+                self.layout, self.cache.pool_size, self.cache._state_slots, device=device
+            )
+            settings.setdefault("state_share", 0.5)
+            size: Callable[[int], int] = lambda tokens: 2 * tokens * kv  # noqa: E731
+        else:
+            self.cache = RadixCache(spec, slots, PAGE, policy, deployment=deployment, plugins=plugins)
+            self.buffers = Buffers.allocate(self.layout, slots, device=device)
+            size = lambda tokens: tokens * kv  # noqa: E731
+        self.tiers = TieredCache(
+            self.cache, self.buffers, ranks=ranks, host=size(host), disk=size(disk), path=path, **settings
+        )
+        self.checked = 0
+        self._number = 0
+
+    def check(self, match: Any, tokens: NDArray[np.int64]) -> None:
+        """Check that the device has the right bytes for a match."""
+        slots = np.asarray(match.slots)
+        sizes = tuple(part.bytes for part in self.layout.tokens)
+        for got, want in zip(self.buffers.tokens.read(slots), rows(tokens[: slots.size], sizes), strict=True):
+            assert np.array_equal(got.cpu().numpy(), want), f"wrong bytes among the first {slots.size} tokens"
+        self.checked += slots.size
+        state = getattr(match, "state", None)
+        if state is not None and self.buffers.states is not None:
+            sizes = tuple(part.bytes for part in self.layout.states)
+            for got, want in zip(
+                self.buffers.states.read(np.array([state])), rows(tokens[: slots.size], sizes, 1), strict=True
+            ):
+                assert np.array_equal(got.cpu().numpy()[0], want[-1]), (
+                    f"wrong state after {slots.size} tokens"
+                )
+
+    def begin(self, tokens: Any) -> Any:
+        """Match a prompt and begin to load what slower tiers have of it."""
+        self._number += 1
+        match = self.tiers.match_prefix(tokens, self._number)
+        self.check(match.device, np.asarray(tokens))
+        return self._number, np.asarray(tokens, np.int64), self.tiers.load(match)
+
+    def end(self, begun: Any, *, cancel: bool = False) -> int:
+        """Serve a prompt whose load is done; returns the tokens that it did not have to compute."""
+        request, tokens, load = begun
+        tiers, cache = self.tiers, self.cache
+        if cancel:
+            tiers.cancel(load)
+        else:
+            tiers.wait(load)
+        match = tiers.resume(load).device
+        self.check(match, tokens)
+        tiers.lock(match.node)
+        whole = tokens.size // PAGE * PAGE
+        slots = tiers.allocate(whole - match.matched_len)
+        state = cache.allocate_state() if isinstance(cache, StateCache) else None
+        if slots is not None:
+            self._compute(tokens, match.matched_len, np.asarray(slots), state)
+            given = np.concatenate((np.asarray(match.slots), slots))
+            more = {} if state is None else {"state": state}
+            done = tiers.insert(tokens[:whole], given, request, **more)
+            tiers.release(done.duplicates)
+        if state is not None and isinstance(cache, StateCache) and state in cache._reserved_slots:
+            cache.release_state(state)
+        tiers.unlock(match.node)
+        tiers.finish(request)
+        return int(match.matched_len)
+
+    def serve(self, tokens: Any) -> int:
+        """Serve a prompt."""
+        return self.end(self.begin(tokens))
+
+    def _compute(
+        self, tokens: NDArray[np.int64], start: int, slots: NDArray[np.int64], state: int | None
+    ) -> None:
+        import torch
+
+        whole = start + slots.size
+        sizes = tuple(part.bytes for part in self.layout.tokens)
+        found = [torch.from_numpy(part[start:whole]) for part in rows(tokens[:whole], sizes)]
+        self.buffers.tokens.write(slots, found)
+        if state is not None and self.buffers.states is not None and whole:
+            sizes = tuple(part.bytes for part in self.layout.states)
+            last = [torch.from_numpy(part[-1:]) for part in rows(tokens[:whole], sizes, 1)]
+            self.buffers.states.write(np.array([state]), last)
+
+
+class Prompts:
+    """Random prompts that share prefixes."""
+
+    def __init__(self, seed: int, longest: int = 40) -> None:
+        self.chance = random.Random(seed)
+        self.longest = longest
+        self.seen: list[list[int]] = []
+
+    def next(self) -> list[int]:
+        chance = self.chance
+        tokens: list[int] = []
+        if self.seen and chance.random() < 0.8:
+            tokens = list(chance.choice(self.seen[-40:]))
+            if chance.random() < 0.3:
+                tokens = tokens[: chance.randrange(len(tokens)) + 1]
+        fresh = max(1, min(self.longest - len(tokens), chance.randrange(1, 20)))
+        tokens = [*tokens, *(chance.randrange(5) for _ in range(fresh))][: self.longest]
+        self.seen.append(tokens)
+        return tokens
