@@ -17,6 +17,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from costcache._version import described
 from costcache.counts import COUNTERS, EXCESS, FALLBACKS, IN_FORCE, SECONDS, VERDICT
 from costcache.vllm import metrics
+from tests.vllm.ends import full, mixed, window
 from tests.vllm.serving import Server, bind, manager
 from tests.vllm.tier import config
 
@@ -150,6 +151,25 @@ def test_the_time_of_a_decision_leaves_out_that_of_freeing(loggers: Any) -> None
     send(server, loggers)
     assert (value("decision_seconds_count") or 0) >= 3
     assert (value("decision_seconds_bucket", le="0.025") or 0) >= 3
+
+
+def test_a_pool_of_several_kinds_counts_bytes_under_its_own_name(loggers: Any) -> None:
+    made = mixed(200, full(), window(64), retention=None)
+    server = Server(made, "hazard")
+    blocks = server.pool.costcache
+    blocks.sent.observe(blocks.runs)
+    for number in range(12):
+        server.serve(str(number), [number] * 16 * 20)
+        send(server, loggers)
+    counters = blocks.runs.pool.counters
+    memory = {"pool": "memory"}
+    page = made.kv_cache_config.kv_cache_groups[0].kv_cache_spec.page_size_bytes
+    assert value("evictions_total", **memory) == counters.evictions > 3
+    assert value("evicted_units_total", **memory) == counters.evicted
+    assert counters.evicted % page == 0
+    assert value("excess_units_count", **memory) == counters.evictions
+    assert value("policy_info", policy="hazard", build=described(), core="python", lru="no", **memory) == 1
+    assert value("evictions_total") is None, "nothing is under the label kv"
 
 
 @pytest.fixture

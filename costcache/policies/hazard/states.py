@@ -203,9 +203,7 @@ class HazardStates(StateOrder):
         self.learner.classify(record, self._lives[record.serial])
         self._queue(record)
 
-    def _remember(
-        self, name: int, tokens: int, life: Life | None, content: bytes | bytearray | None
-    ) -> None:
+    def _remember(self, name: int, tokens: int, life: Life | None, content: bytes | bytearray | None) -> None:
         ghosts = self._ghosts
         old = ghosts.pop(name, None)
         if old is not None and old[1] is not None:
