@@ -104,8 +104,8 @@ def main() -> None:
     print(
         f"costcache {described()}, vLLM {vllm.__version__}; {time.perf_counter() - began:,.0f} s in one "
         f"process, load {load():.1f} at the end. Pools of {options.blocks} blocks of 16 tokens, begun anew "
-        f"every {options.part:,} requests, every other one with deferred\nfrees. Where the seed is 2 or 3 modulo "
-        f"4, the first eight bytes of all hashes are the same; the last seed was {options.seed - 1}.\n"
+        f"every {options.part:,} requests, every other one with deferred\nfrees. If a seed is 2 or 3 mod 4, "
+        f"all hashes have the same first eight bytes; the last seed was {options.seed - 1}.\n"
     )
     table(["policy", *headings], rows)
     print(
