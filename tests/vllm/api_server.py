@@ -18,7 +18,9 @@ EVICTIONS = (3, 5)
 
 def main() -> None:
     metrics.install()
-    loggers = StatLoggerManager(config(additional={"costcache": "lru"}), [0, 1], enable_default_loggers=False)
+    served = config(additional={"costcache": "lru"})
+    served.model_config.served_model_name = "llama"  # each process has a folder of its own for it
+    loggers = StatLoggerManager(served, [0, 1], enable_default_loggers=False)
     for engine, evictions in enumerate(EVICTIONS):
         server = Server(manager(100), "lru")
         for number in range(5 + evictions):  # five prompts of 20 blocks fill the pool
