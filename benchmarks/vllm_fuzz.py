@@ -1,6 +1,7 @@
 """100,000 random requests on vLLM's real KV cache manager, beside vLLM's own order block by block.
 
-    python benchmarks/vllm_fuzz.py [--requests 100000] [--policies lru] [--blocks 200] [--seed 0]
+    python benchmarks/vllm_fuzz.py [--requests 100000] [--policies lru] [--blocks 200] [--part 1000]
+        [--seed 0]
 
 Two managers get the same requests, one of them with vLLM's own order and one with our ``lru``: chunked
 prompts, answers, copies of prefixes, preemption, aborts, deferred frees and resets. Every block that one
@@ -32,8 +33,6 @@ from costcache._version import described  # noqa: E402  # as above
 from tests.vllm.fuzz import Fuzz  # noqa: E402  # after the path
 from tests.vllm.serving import Server, colliding, manager  # noqa: E402  # as above
 
-PART = 1000
-"""Requests from an empty pool to the next one."""
 CHECK = 100
 """Operations between two checks of everything."""
 
@@ -83,6 +82,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000, help="of each policy")
     parser.add_argument("--policies", nargs="+", default=["lru"], metavar="NAME")
     parser.add_argument("--blocks", type=int, default=200, help="blocks of 16 tokens in the pool")
+    parser.add_argument("--part", type=int, default=1000, help="requests from an empty pool to the next one")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     logging.disable(logging.WARNING)
@@ -91,10 +91,10 @@ def main() -> None:
     for policy in options.policies:
         total: Counter[str] = Counter()
         while total["requests"] < options.requests:
-            part = min(PART, options.requests - total["requests"])
+            part = min(options.part, options.requests - total["requests"])
             total.update(run(policy, options.blocks, options.seed, part))
             options.seed += 1
-            if total["requests"] % (10 * PART) == 0:
+            if total["requests"] % 10_000 == 0:
                 print(f"{policy}: {total['requests']:,} requests", file=sys.stderr, flush=True)
         rows.append([policy, *(f"{count:,}" for count in total.values())])
         headings = [name.replace("_", " ") for name in total]
@@ -104,8 +104,8 @@ def main() -> None:
     print(
         f"costcache {described()}, vLLM {vllm.__version__}; {time.perf_counter() - began:,.0f} s in one "
         f"process, load {load():.1f} at the end. Pools of {options.blocks} blocks of 16 tokens, begun anew "
-        f"every {PART:,} requests, every other one with deferred\nfrees. In half of them the first eight "
-        "bytes of all hashes are the same.\n"
+        f"every {options.part:,} requests, every other one with deferred\nfrees. If a seed is 2 or 3 mod 4, "
+        f"all hashes have the same first eight bytes; the last seed was {options.seed - 1}.\n"
     )
     table(["policy", *headings], rows)
     print(

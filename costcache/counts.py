@@ -46,7 +46,12 @@ VERDICT = {
 """Likewise of :class:`costcache.explained.Verdict`; only a policy that compares itself with LRU has them."""
 FALLBACKS = ("fallbacks_total", "Orders dropped for LRU.")
 IN_FORCE = ("lru_in_force", "Whether LRU is in force by the policy's verdict.")
-EXCESS = ("excess_units", "Units freed beyond the shortfall.", (0, 1, 16, 64, 256, 1024, 4096, 16384, 65536))
+EXCESS = (
+    "excess_units",
+    "Units freed beyond the shortfall.",
+    # Of tokens or states, and of bytes where several kinds of memory share a pool.
+    (0, 1, 16, 64, 256, 1024, 4096, 16384, 65536, 2**20, 2**24, 2**28, 2**32),
+)
 """Name, text and buckets of a histogram with one value per eviction."""
 SECONDS = (
     "decision_seconds",

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from costcache.errors import PluginError
 from costcache.orders import KeyedOrder, VictimOrder, overridden
-from costcache.policies.states import StateByKey, StateOrder
-from costcache.policies.windows import EarliestFirst
+from costcache.policies.states import StateOrder
 from costcache.records import NodeRecord, RequestRecord, Victim
 
 if TYPE_CHECKING:
@@ -38,6 +37,9 @@ LOOKS = 4096
 MANY = 1_000_000
 """Entries that an order may keep before the log says so, again at each doubling."""
 
+_OURS = __name__.partition(".")[0]
+_AUTHORS = ("keyed", "leaves")
+"""Attributes under which orders of costcache have the order that they rank by."""
 _COUNT = 2
 FACTS = (
     "serial",
@@ -63,9 +65,18 @@ _request_facts_of = operator.attrgetter(*_REQUEST_FACTS)
 
 
 def is_ours(order: VictimOrder) -> bool:
-    """Whether an order is of costcache, and its key, if it ranks states or windows by that of another one."""
-    author = order.keyed if isinstance(order, StateByKey | EarliestFirst) else order
-    return type(author).__module__.partition(".")[0] == __name__.partition(".")[0]
+    """Whether an order is of costcache, and the one whose code it ranks by, if there is one."""
+    return all(type(each).__module__.partition(".")[0] == _OURS for each in _with_author(order))
+
+
+def _with_author(order: VictimOrder) -> tuple[VictimOrder, ...]:
+    """An order, and the one that it ranks by: an order of costcache for states or windows has that."""
+    if type(order).__module__.partition(".")[0] == _OURS:
+        for name in _AUTHORS:
+            author = getattr(order, name, None)
+            if isinstance(author, VictimOrder):
+                return order, author
+    return (order,)
 
 
 class Watch:
@@ -152,11 +163,11 @@ class Watch:
 
     def seal(self) -> None:
         """Watch what the order's key does to a record, too."""
-        order = self._order
-        name = "key" if isinstance(order, KeyedOrder) else "score"
-        if isinstance(order, KeyedOrder | StateOrder):
-            with contextlib.suppress(AttributeError):  # a class without a __dict__
-                setattr(order, name, functools.partial(_unchanged, getattr(order, name)))
+        for order in _with_author(self._order):
+            name = "key" if isinstance(order, KeyedOrder) else "score"
+            if isinstance(order, KeyedOrder | StateOrder):
+                with contextlib.suppress(AttributeError):  # a class without a __dict__
+                    setattr(order, name, functools.partial(_unchanged, getattr(order, name)))
 
     def _call(self, handler: Callable[..., None], *arguments: Any) -> None:
         began = time.perf_counter()

@@ -29,7 +29,6 @@ compares itself with LRU.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +45,7 @@ from costcache.counts import (
     info_of,
 )
 from costcache.pool import Pool
+from costcache.stopwatch import Stopwatch
 
 __all__ = ["CostMetrics"]
 
@@ -104,29 +104,17 @@ class CostMetrics:
             multiprocess_mode="mostrecent",
         )
         self._of: dict[str, _OfPool] = {}
-        self._freeing = 0.0
+        self._stopwatch = Stopwatch()
 
     def timed(self, take: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``take`` to measure its time, which is subtracted from a decision's."""
-
-        def timed_take(*args: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return take(*args)
-            finally:
-                self._freeing += time.perf_counter() - began
-
-        return timed_take
+        return self._stopwatch.timed(take)
 
     def evict(self, pool: Pool, evict: Callable[[Pool, int], int], shortfall: int) -> None:
         """Run an eviction and observe it; ``evict(pool, shortfall)`` returns the units freed."""
-        outer, self._freeing = self._freeing, 0.0  # freeing on the device may evict on the host first
-        began = time.perf_counter()
-        freed = evict(pool, shortfall)
-        seconds = time.perf_counter() - began - self._freeing
-        self._freeing = outer
+        freed, seconds = self._stopwatch.measure(lambda: evict(pool, shortfall))
         of = self._of_pool(pool.name)
-        of.child(self._seconds).observe(max(0.0, seconds))
+        of.child(self._seconds).observe(seconds)
         if freed >= shortfall:
             of.child(self._excess).observe(freed - shortfall)
 

@@ -6,14 +6,15 @@ loggers see them. What is sent is what was added since the last time, so with se
 its share.
 
 An API server makes all metrics as soon as it makes vLLM's, so that each count is there at 0 before the first
-request. The names are those of SGLang's adapter; each has vLLM's labels and ``pool``.
+request. The names are those of SGLang's adapter; each has vLLM's labels and ``pool``: ``kv``, in tokens, or
+``memory``, in bytes, where blocks of several kinds share it. An entry is named ``costcache:POOL:NAME``; what
+follows after one more colon tells entries of one name apart.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
 from costcache._version import described
@@ -28,11 +29,13 @@ from costcache.counts import (
     VERDICT,
     counts_of,
 )
+from costcache.stopwatch import Stopwatch
 from costcache.vllm import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from costcache.model import ModelSpec
     from costcache.pool import Pool
     from costcache.vllm.runs import Runs
 
@@ -45,6 +48,8 @@ VLLMS_OWN = "vllm"
 """Policy of the metric ``policy_info`` where a policy was asked for and none can choose."""
 CORE = "python"
 """Label ``core`` of the metric: vLLM's block pool is in Python; SGLang has a core in Rust, too."""
+ONE_KIND, SEVERAL = "kv", "memory"
+"""Labels ``pool``: blocks of full attention alone, counted in tokens; of several kinds, in bytes."""
 BILLION = 1_000_000_000
 _MARK = "_costcache"
 
@@ -64,33 +69,18 @@ class Sent:
         self._asked = VLLMS_OWN if pool is None else pool.policy
         self._said = ""
         self._seen: list[tuple[int, int]] = []
-        self._freeing = 0.0
+        self._stopwatch = Stopwatch()
 
     def observe(self, runs: Runs) -> None:
         """Measure each eviction from now on; what was measured waits until it is sent."""
         pool = runs.pool
         runs.evict = self._measured(pool.evict)
-        pool.take = self._timed(pool.take)
-
-    def _timed(self, take: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``take`` to measure its time, which is subtracted from a decision's."""
-
-        def timed_take(*args: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return take(*args)
-            finally:
-                self._freeing += time.perf_counter() - began
-
-        return timed_take
+        pool.take = self._stopwatch.timed(pool.take)
 
     def _measured(self, evict: Callable[[int], Any]) -> Callable[[int], Any]:
         def measured(shortfall: int) -> Any:
-            self._freeing, began = 0.0, time.perf_counter()
-            eviction = evict(shortfall)
-            seconds = time.perf_counter() - began - self._freeing
-            excess = eviction.freed - shortfall
-            self._seen.append((max(0, round(seconds * BILLION)), excess))
+            eviction, seconds = self._stopwatch.measure(lambda: evict(shortfall))
+            self._seen.append((round(seconds * BILLION), eviction.freed - shortfall))
             return eviction
 
         return measured
@@ -99,9 +89,10 @@ class Sent:
         """Add what is new to vLLM's ``SchedulerStats``."""
         entries = stats.num_kv_fetch_reqs_by_stage
         pool = self.pool
+        prefix = f"{PREFIX}{ONE_KIND if pool is None else pool.name}:"
         counts = {} if pool is None else counts_of(pool)
         lru = pool is None or self.given_up or pool.policy == "lru" or counts.get(IN_FORCE[0])
-        said = f"{PREFIX}{INFO[0]}:{self._asked}:{'yes' if lru else 'no'}"
+        said = f"{prefix}{INFO[0]}:{self._asked}:{'yes' if lru else 'no'}"
         if said != self._said:
             self._said = said
             entries[said] = 1
@@ -114,13 +105,13 @@ class Sent:
             if count != before or (name == IN_FORCE[0] and name not in sent):
                 sent[name] = count
                 new = count if name == IN_FORCE[0] or count < before else count - before
-                entries[PREFIX + name] = new
+                entries[prefix + name] = new
         if self._seen:
             seen, self._seen = self._seen, []
             for number, (nanoseconds, excess) in enumerate(seen):
-                entries[f"{PREFIX}{SECONDS[0]}:{number}"] = nanoseconds
+                entries[f"{prefix}{SECONDS[0]}:{number}"] = nanoseconds
                 if excess >= 0:
-                    entries[f"{PREFIX}{EXCESS[0]}:{number}"] = excess
+                    entries[f"{prefix}{EXCESS[0]}:{number}"] = excess
 
 
 class _Metrics:
@@ -142,22 +133,23 @@ class _Metrics:
             self.all[name] = vllms._gauge_cls(
                 PREFIX + name, text, labelnames=(*labels, *more), multiprocess_mode="mostrecent"
             )
-        self._informed: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._informed: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._made: set[tuple[str, str, str]] = set()
 
-    def begin(self, labels: tuple[str, ...], policy: str) -> None:
-        """Let all metrics of an engine be there, at 0."""
-        self._zero(labels)
-        self._inform(labels, policy, "yes" if policy == "lru" else "no")
+    def begin(self, engine: tuple[str, str], pool: str, policy: str) -> None:
+        """Let all metrics of an engine be there, at 0; its pool is the one that it will have, as a rule."""
+        self._zero((*engine, pool))
+        self._inform(engine, (pool, policy, CORE, described(), "yes" if policy == "lru" else "no"))
 
-    def publish(self, entries: dict[str, int], labels: tuple[str, ...]) -> None:
+    def publish(self, entries: dict[str, int], engine: tuple[str, str]) -> None:
         """Add what an engine core has sent."""
-        if labels not in self._informed:
-            self._zero(labels)
         for entry, count in entries.items():
-            name, _, more = entry.removeprefix(PREFIX).partition(":")
+            pool, name, *more = entry.removeprefix(PREFIX).split(":", 2)
+            labels = (*engine, pool)
+            self._zero(labels)
             if name == INFO[0]:
-                policy, _, lru = more.rpartition(":")
-                self._inform(labels, policy, lru)
+                policy, _, lru = more[0].rpartition(":")
+                self._inform(engine, (pool, policy, CORE, described(), lru))
                 continue
             child = self.all[name].labels(*labels)
             if name == IN_FORCE[0]:
@@ -169,18 +161,20 @@ class _Metrics:
             else:
                 child.inc(count)
 
-    def _zero(self, labels: tuple[str, ...]) -> None:
-        for name, metric in self.all.items():
-            if name != INFO[0]:
-                metric.labels(*labels)
+    def _zero(self, labels: tuple[str, str, str]) -> None:
+        """Let all metrics of a pool be there."""
+        if labels not in self._made:
+            self._made.add(labels)
+            for name, metric in self.all.items():
+                if name != INFO[0]:
+                    metric.labels(*labels)
 
-    def _inform(self, labels: tuple[str, ...], policy: str, lru: str) -> None:
-        """Say what is in force; what was before is there at 0."""
-        now = (policy, CORE, described(), lru)  # INFO_LABELS
-        before, self._informed[labels] = self._informed.get(labels), now
+    def _inform(self, engine: tuple[str, str], now: tuple[str, ...]) -> None:
+        """Say what is in force, by the pool and INFO_LABELS; what was before is there at 0."""
+        before, self._informed[engine] = self._informed.get(engine), now
         for more, value in ((before, 0), (now, 1)):
             if more is not None:
-                self.all[INFO[0]].labels(*labels, *more).set(value)
+                self.all[INFO[0]].labels(*engine, *more).set(value)
 
 
 _metrics: list[_Metrics] = []
@@ -202,17 +196,20 @@ def install() -> None:
             engine = kwargs.get("engine_idx") or 0
             for each in self.stat_loggers:
                 if isinstance(each, PrometheusStatLogger):
-                    _metrics_of(each).publish(ours, _labels(each, engine))
+                    _metrics_of(each).publish(ours, _engine(each, engine))
         original(self, scheduler_stats, *args, **kwargs)
 
     @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original_init(self, *args, **kwargs)
         try:
-            policy = _policy(self.vllm_config)
-            if policy is not None:
+            settings = build.read_config(self.vllm_config)
+            if settings is not None:
+                config = self.vllm_config
+                binding = build.bind(config, settings, config.cache_config.block_size or 1)
+                pool = _pool_of(config, binding.architecture.model)
                 for engine in self.engine_indexes:
-                    _metrics_of(self).begin(_labels(self, engine), policy)
+                    _metrics_of(self).begin(_engine(self, engine), pool, binding.policy)
         except Exception as error:
             logger.exception("costcache: its metrics are not there before the first request: %s", error)
 
@@ -221,8 +218,9 @@ def install() -> None:
     PrometheusStatLogger.__init__ = init
 
 
-def _labels(vllms: Any, engine: int) -> tuple[str, ...]:
-    return str(vllms.vllm_config.model_config.served_model_name), str(engine), "kv"
+def _engine(vllms: Any, number: int) -> tuple[str, str]:
+    """Labels of an engine, as vLLM's own metrics have them."""
+    return str(vllms.vllm_config.model_config.served_model_name), str(number)
 
 
 def _metrics_of(vllms: Any) -> _Metrics:
@@ -231,9 +229,7 @@ def _metrics_of(vllms: Any) -> _Metrics:
     return _metrics[0]
 
 
-def _policy(vllm_config: Any) -> str | None:
-    """The policy that a configuration asks for, by its own name; None without one."""
-    settings = build.read_config(vllm_config)
-    if settings is None:
-        return None
-    return build.bind(vllm_config, settings, vllm_config.cache_config.block_size or 1).policy
+def _pool_of(vllm_config: Any, model: ModelSpec) -> str:
+    """Name of the pool that a model will have. Only the engine core knows for certain."""
+    alone = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
+    return SEVERAL if not alone and (model.has_states or model.has_sliding_window) else ONE_KIND

@@ -44,10 +44,14 @@ class EndsByKey(StateOrder):
     """Ranks an end by the key that a node with its history would have; with a leaf, by the lower of the two.
 
     Both are given up together: an end is of no use without the leaf, nor the leaf without it.
+
+    Attributes:
+        keyed: The order whose key it is.
     """
 
     def __init__(self, keyed: KeyedOrder) -> None:
         super().__init__()
+        self.keyed = keyed
         self._key = keyed.key
         self._like = NodeRecord(0, None, 0, 0)
         if not keyed.rises:
@@ -73,11 +77,14 @@ class EndsBeside(StateOrder):
     """Lets an order that ranks nodes choose among leaves; an end within a path goes by when it was last used.
 
     It goes before the leaf that the order names if it was used less recently. ``record.data`` is the order's.
+
+    Attributes:
+        leaves: The order.
     """
 
     def __init__(self, leaves: VictimOrder) -> None:
         super().__init__()
-        self._order = leaves
+        self.leaves = leaves
         self._count = 0
         self._ends: list[tuple[int, int, NodeRecord]] = []  # a heap of those within paths
 
@@ -91,17 +98,17 @@ class EndsBeside(StateOrder):
         dead = self._next_dead()
         if dead is not None:
             return Victim(dead)
-        within, leaf = self._next_within(), self._order.next_victim("kv")
+        within, leaf = self._next_within(), self.leaves.next_victim("kv")
         for _ in range(len(self._out)):  # an order that names one for ever is told so by the pool
             if leaf is None or leaf.record.serial not in self._out:
                 break
-            leaf = self._order.next_victim("kv")  # that one was dead, and refused
+            leaf = self.leaves.next_victim("kv")  # that one was dead, and refused
         if within is None or within.state is None:
             return leaf
         if leaf is not None:
             if leaf.record.recency <= within.state.recency:
                 return leaf
-            self._order.defer(leaf)
+            self.leaves.defer(leaf)
         return Victim(within, Action.TOMBSTONE)
 
     def _next_within(self) -> NodeRecord | None:
@@ -134,7 +141,7 @@ class EndsBeside(StateOrder):
     # -- events ------------------------------------------------------------------------------
 
     def insert(self, record: NodeRecord) -> None:
-        self._order.insert(record)
+        self.leaves.insert(record)
         if record.is_evictable:
             self._queue_dead(record)
         parent = record.parent
@@ -142,16 +149,16 @@ class EndsBeside(StateOrder):
             self._push_end(parent)  # it was a leaf
 
     def use(self, record: NodeRecord) -> None:
-        self._order.use(record)
+        self.leaves.use(record)
 
     def touch(self, record: NodeRecord) -> None:
-        self._order.touch(record)
+        self.leaves.touch(record)
 
     def refresh(self, record: NodeRecord) -> None:
-        self._order.refresh(record)
+        self.leaves.refresh(record)
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
-        self._order.split(prefix, tail)
+        self.leaves.split(prefix, tail)
 
     def attach(self, record: NodeRecord) -> None:
         self._count += 1
@@ -168,27 +175,27 @@ class EndsBeside(StateOrder):
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._out.discard(record.serial)
-        self._order.trim(record, tokens)
+        self.leaves.trim(record, tokens)
 
     def remove(self, record: NodeRecord) -> None:
         self._out.discard(record.serial)
-        self._order.remove(record)
+        self.leaves.remove(record)
         parent = record.parent
         if parent is not None and parent.is_evictable and parent.state is None:
             self._queue_dead(parent)
 
     def unlock(self, record: NodeRecord) -> None:
-        self._order.unlock(record)
+        self.leaves.unlock(record)
         if record.is_evictable and record.state is None:
             self._queue_dead(record)
 
     def finish(self, request: RequestRecord, info: RequestInfo) -> None:
-        self._order.finish(request, info)
+        self.leaves.finish(request, info)
 
     def defer(self, victim: Victim) -> None:
         record = victim.record
         self._out.discard(record.serial)
-        self._order.defer(victim)
+        self.leaves.defer(victim)
         if record.parent is None:
             return
         if record.state is None and record.is_evictable:
@@ -196,4 +203,4 @@ class EndsBeside(StateOrder):
         self._push_end(record)
 
     def load(self, records: Iterable[NodeRecord]) -> None:
-        self._order.load(records)
+        self.leaves.load(records)

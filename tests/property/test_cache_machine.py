@@ -16,6 +16,7 @@ from costcache import RadixCache, RequestInfo
 from costcache.radix import Cleared, Event, Node, Removed, Stored
 from tests.property.kit import MODEL, check_structure, drain, manager, nodes_of
 from tests.property.naive import KEYS, Gone, NaiveCache, Place, Prefix
+from tests.property.prompts import Prompts, prompts
 
 PLUGINS = manager()
 SPACES = [(None, None), ("lora", None), (None, "salt"), ("", None)]
@@ -68,7 +69,7 @@ class Observer:
             self.content.add(prefix)
 
 
-class CacheMachine(RuleBasedStateMachine):
+class CacheMachine(Prompts, RuleBasedStateMachine):
     """Every public call of the cache, in any order."""
 
     @initialize(
@@ -111,16 +112,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.matches = self.hits = self.hit_tokens = self.asked = 0
         self.evicted = self.trimmed = self.evictions = 0
 
-    def tokens(self, base: int, cut: int, more: list[int], tail: int) -> tuple[int, ...]:
-        """Some pages of an earlier prompt, some new ones, and part of a page."""
-        size = self.cache.page_size
-        # Pages that differ only in their last token, and pages that differ in all.
-        page = [(0,) * size, (0,) * (size - 1) + (1,), (1,) * size]
-        kept = self.history[base % len(self.history)][: cut * size]
-        whole = kept + tuple(token for symbol in more for token in page[symbol])
-        self.history.append(whole)
-        return whole + (0,) * min(tail, size - 1)
-
     def hold(self, node: Node, prefix: Prefix) -> None:
         if prefix[1]:
             self.handles.append(Handle(node, self.model.place(prefix)))
@@ -131,16 +122,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     # -- requests ----------------------------------------------------------------------------
 
-    PROMPT: Any = {  # noqa: RUF012  # arguments of two rules, not state
-        "base": st.integers(0, 200),
-        "cut": st.integers(0, 10),
-        "more": st.lists(st.integers(0, 2), max_size=6),
-        "tail": st.integers(0, 3),
-        "space": st.sampled_from(SPACES),
-        "name": NAMES,
-    }
-
-    @rule(**PROMPT)
+    @rule(**prompts(SPACES, NAMES))
     def match(
         self,
         base: int,
@@ -169,7 +151,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.asked += len(tokens)
 
     @rule(
-        **PROMPT, how=st.sampled_from(["free", "held", "own"]), priority=st.integers(-2, 2), lot=st.randoms()
+        **prompts(SPACES, NAMES),
+        how=st.sampled_from(["free", "held", "own"]),
+        priority=st.integers(-2, 2),
+        lot=st.randoms(),
     )
     def insert(
         self,

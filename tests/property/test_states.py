@@ -284,6 +284,8 @@ def test_hazard_estimates_a_new_class_when_states_are_ranked_next() -> None:
     server = Server(made)
     order = made.pool.order
     assert isinstance(order, HazardStates)
+    for turn in range(12):  # a few uses, before which nothing is estimated
+        server.serve([99, *range(turn)], False)
     for turns in (1, 2, 3):
         for first in range(2):
             for turn in range(turns, turns + 3):
@@ -292,6 +294,38 @@ def test_hazard_estimates_a_new_class_when_states_are_ranked_next() -> None:
         classes = order.snapshot().classes
         assert all(each.shares for each in classes)
         assert len(classes) > turns
+
+
+def test_states_that_were_never_used_are_evicted_oldest_first() -> None:
+    """All that is known of the young ones is that they have not been used yet: they are no worse for that."""
+    made = new("hazard", 128 * PAGE, 40, joint=False)
+    server = Server(made)
+    for number in range(40):
+        server.serve([number, 100 + number], False)
+    states = made.pools["state"]
+    for number in range(40):
+        victim = states.next_victim({})
+        assert victim is not None
+        assert victim.record.created == number + 1
+        assert states.take(victim, 1) == 1
+
+
+def test_a_prompt_that_parts_from_an_evicted_one_is_no_use_of_its_state() -> None:
+    """The evicted one's first page came back, and its end did not. It is a use once that does."""
+    made = new("hazard", 64 * PAGE, 8, joint=False)
+    server = Server(made)
+    order = made.pool.order
+    assert isinstance(order, HazardStates)
+    server.serve([1, 2, 3, 4], False)
+    (life,) = order.learner.lives.values()
+    (node,) = [node for node in made.walk() if node.state is not None]
+    made.pool.take(Victim(node), 4 * PAGE)
+    assert not list(made.walk())
+    server.serve([1, 2, 5, 6], False)
+    assert life.uses == 1
+    server.serve([1, 2, 3, 4], False)
+    assert life.uses == 2
+    assert life in order.learner.lives.values()
 
 
 def test_the_state_before_an_evicted_one_stands_in_for_it() -> None:

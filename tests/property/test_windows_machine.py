@@ -15,6 +15,7 @@ from costcache.radix.windows import WindowTree
 from tests.property.kit import check_structure, drain, manager, nodes_of
 from tests.property.naive import Gone, Prefix
 from tests.property.naive_windows import NaiveWindows, WindowGone
+from tests.property.prompts import Prompts, prompts
 from tests.property.test_cache_machine import NAMES, Handle
 
 PLUGINS = manager()
@@ -42,7 +43,7 @@ def model_with_window(window: int) -> ModelSpec:
     )
 
 
-class WindowsMachine(RuleBasedStateMachine):
+class WindowsMachine(Prompts, RuleBasedStateMachine):
     """Every public call of a cache with two pools, in any order."""
 
     @initialize(
@@ -86,14 +87,6 @@ class WindowsMachine(RuleBasedStateMachine):
         self.cache.on_windows_freed(lambda slots: self.freed.extend(slots.tolist()))
         self.mapped: set[int] = set()
 
-    def tokens(self, base: int, cut: int, more: list[int], tail: int) -> tuple[int, ...]:
-        size = self.cache.page_size
-        page = [(0,) * size, (0,) * (size - 1) + (1,), (1,) * size]
-        kept = self.history[base % len(self.history)][: cut * size]
-        whole = kept + tuple(token for symbol in more for token in page[symbol])
-        self.history.append(whole)
-        return whole + (0,) * min(tail, size - 1)
-
     def hold(self, node: Any, prefix: Prefix) -> None:
         if prefix[1]:
             self.handles.append(Handle(node, self.model.place(prefix)))
@@ -101,16 +94,7 @@ class WindowsMachine(RuleBasedStateMachine):
     def slots_with_windows(self) -> set[int]:
         return {slot for name in self.model.windows for slot in self.model.pages[name].slots}
 
-    PROMPT: Any = {  # noqa: RUF012  # arguments of two rules, not state
-        "base": st.integers(0, 200),
-        "cut": st.integers(0, 10),
-        "more": st.lists(st.integers(0, 2), max_size=6),
-        "tail": st.integers(0, 3),
-        "space": st.sampled_from(SPACES),
-        "name": NAMES,
-    }
-
-    @rule(**PROMPT)
+    @rule(**prompts(SPACES, NAMES))
     def match(
         self, base: int, cut: int, more: list[int], tail: int, space: tuple[Any, Any], name: str | None
     ) -> None:
@@ -125,7 +109,10 @@ class WindowsMachine(RuleBasedStateMachine):
         self.hold(found.node, (space, tokens[:matched]))
 
     @rule(
-        **PROMPT, own=st.booleans(), window_from=st.sampled_from([0, 0, 0, 3, 9]), priority=st.integers(-1, 2)
+        **prompts(SPACES, NAMES),
+        own=st.booleans(),
+        window_from=st.sampled_from([0, 0, 0, 3, 9]),
+        priority=st.integers(-1, 2),
     )
     def insert(
         self,

@@ -157,3 +157,16 @@ class Fuzz:
                 for block in held:  # it copies them under this name
                     assert block.block_hash == self.named.pop(block.block_id, block.block_hash)
                 server.pool.free_blocks(held)
+
+
+def run(server: Server, steps: int, seed: int = 0, *, evictions: bool = False) -> Fuzz:
+    """Random operations from beginning to end, with checks; no block may be lost."""
+    fuzz = Fuzz(server, seed=seed, evictions=evictions)
+    for step in range(steps):
+        fuzz.step()
+        if step % 20 == 0:
+            server.check()
+    fuzz.close()
+    server.check()
+    assert len(server.free_list()) == len(server.pool.blocks) - 1
+    return fuzz

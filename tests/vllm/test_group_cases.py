@@ -45,11 +45,11 @@ def gemma(retention: int | None) -> Any:
 def test_sessions_in_turn_on_a_model_with_windows(count: int) -> None:
     """vLLM 48435: "collapses to exactly zero for every request", far below the pool's size."""
     assert seats(gemma(None), None, count) < 1
-    assert seats(gemma(None), "lru", count) > 60
-    assert seats(gemma(None), "hazard", count) > 25
     # Kept at the ends of prompts alone, vLLM's default since then, windows leave stock the room.
     stock = seats(gemma(0), None, count)
-    assert seats(gemma(0), "lru", count) >= stock > 60
+    for policy in ("lru", "hazard"):
+        assert seats(gemma(None), policy, count) > 60
+        assert seats(gemma(0), policy, count) >= stock > 60
 
 
 def resent(manager: Any, policy: str | None, prompts: int, rounds: int = 3) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -19,9 +18,9 @@ from costcache.settings import Settings
 from costcache.vllm.ends import EndRuns, WideRuns
 from costcache.vllm.registration import why_not
 from tests.vllm.ends import SIZE, chunked, full, mixed, states, window
-from tests.vllm.fuzz import Fuzz
+from tests.vllm.fuzz import run
 from tests.vllm.serving import Server, bind
-from tests.vllm.test_guard import EVENTS, HARMLESS, LIES, hostile, raising
+from tests.vllm.test_guard import EVENTS, HARMLESS, LIES, fail, hostile, is_taken_over, raising
 
 MODELS: dict[str, Callable[..., Any]] = {
     "one window": lambda **more: mixed(300, window(40), full(), **more),
@@ -45,18 +44,6 @@ def served(preset: str) -> list[str]:
     return get_plugins().serving(ModelSpec.preset(preset))
 
 
-def run(server: Server, steps: int = STEPS, seed: int = 0, *, evictions: bool = True) -> Fuzz:
-    fuzz = Fuzz(server, seed=seed, evictions=evictions)
-    for step in range(steps):
-        fuzz.step()
-        if step % 20 == 0:
-            server.check()
-    fuzz.close()
-    server.check()
-    assert len(server.free_list()) == len(server.pool.blocks) - 1
-    return fuzz
-
-
 # -- random operations ---------------------------------------------------------------------
 
 
@@ -66,7 +53,7 @@ def run(server: Server, steps: int = STEPS, seed: int = 0, *, evictions: bool = 
 def test_random_operations_lose_no_block(model: str, retention: int | None, policy: str) -> None:
     """With blocks that lose their contents, connectors that hold blocks, and resets; more with FUZZ_STEPS."""
     server = Server(MODELS[model](retention=retention), policy, defer=policy == "hazard")
-    run(server)
+    run(server, STEPS, evictions=True)
     runs = server.pool.costcache.runs
     assert isinstance(runs, WideRuns)  # nothing of ours failed
     assert isinstance(runs, EndRuns) == (model != "two of full attention")
@@ -81,14 +68,14 @@ def test_windows_that_are_kept_at_intervals_are_ends(interval: int) -> None:
     server.serve("one", list(range(1000)))
     ends = [run.end for run in server.pool.costcache.runs.pool.live.values() if run.state is not None]
     assert set(range(interval, 993, interval)) <= set(ends)
-    run(server, 200)
+    run(server, 200, evictions=True)
     assert server.pool.costcache.runs.pool.fallbacks == 0
 
 
 @pytest.mark.parametrize("policy", served("gemma-3-27b"))
 def test_every_policy_serves_a_model_with_windows(policy: str) -> None:
     server = Server(mixed(400, full(), window(64), window(64)), of("gemma-3-27b", policy))
-    run(server, 300, seed=3)
+    run(server, 300, seed=3, evictions=True)
     pool = server.pool.costcache.runs.pool
     assert (pool.policy, pool.fallbacks) == (policy, 0)
     assert pool.counters.evictions > 10
@@ -97,7 +84,7 @@ def test_every_policy_serves_a_model_with_windows(policy: str) -> None:
 @pytest.mark.parametrize("policy", served("qwen3-next"))
 def test_every_policy_serves_a_model_with_states(policy: str) -> None:
     server = Server(mixed(300, full(), states(), states(), states()), of("qwen3-next", policy))
-    run(server, 300, seed=3)
+    run(server, 300, seed=3, evictions=True)
     pool = server.pool.costcache.runs.pool
     assert (pool.policy, pool.fallbacks) == (policy, 0)
     assert pool.counters.evictions > 10
@@ -232,7 +219,7 @@ def test_blocks_that_were_unpinned_go_last() -> None:
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_order_that_raises(event: str, model: str) -> None:
     server = Server(MODELS[model](), bind("hostile", plugins=hostile(event, raising)))
-    run(server, evictions=False)
+    run(server, STEPS)
     pool = server.pool.costcache.runs.pool
     assert server.pool.costcache.runs is not None
     assert pool.fallbacks <= 1
@@ -245,7 +232,7 @@ def test_an_order_that_lies(lie: str) -> None:
         MODELS["windows and states"](),
         bind("hostile", plugins=hostile("next_victim", (LIES | HARMLESS)[lie])),
     )
-    run(server, evictions=False)
+    run(server, STEPS)
     assert server.pool.costcache.runs is not None
     assert server.pool.costcache.runs.pool.counters.short == 0
 
@@ -256,26 +243,9 @@ def test_an_order_that_lies(lie: str) -> None:
 def test_vllms_own_list_takes_over_from_our_own_mistakes(
     method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    original, calls = getattr(EndRuns, method), []
-
-    def wrong(*args: Any, **kwargs: Any) -> Any:
-        calls.append(method)
-        if len(calls) == (3 if method == "lose" else 20):
-            raise ZeroDivisionError("ours")
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(EndRuns, method, wrong)
+    fail(EndRuns, method, 3 if method == "lose" else 20, monkeypatch)
     server = Server(MODELS["windows and states"](), "hazard")
-    fuzz = Fuzz(server, seed=5, evictions=True)
-    for _ in range(700):
-        fuzz.step()
-        server.check()
-    fuzz.close()
-    assert server.pool.costcache.runs is None
-    assert len(server.free_list()) == 500
-    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert [error.getMessage() for error in errors if "vLLM's own LRU takes over" in error.getMessage()]
-    assert len(errors) == 1
+    is_taken_over(server, 700, caplog)
     for number in range(30):  # further victims are those at the head of vLLM's list
         order = server.free_list()
         (block,) = server.pool.get_new_blocks(1)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
 import pytest
+from prometheus_client.multiprocess import MultiProcessCollector
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
@@ -17,6 +22,8 @@ from vllm.v1.metrics.stats import SchedulerStats
 from costcache._version import described
 from costcache.counts import COUNTERS, EXCESS, FALLBACKS, IN_FORCE, SECONDS, VERDICT
 from costcache.vllm import metrics
+from tests.vllm import api_server
+from tests.vllm.ends import full, mixed, window
 from tests.vllm.serving import Server, bind, manager
 from tests.vllm.tier import config
 
@@ -152,6 +159,25 @@ def test_the_time_of_a_decision_leaves_out_that_of_freeing(loggers: Any) -> None
     assert (value("decision_seconds_bucket", le="0.025") or 0) >= 3
 
 
+def test_a_pool_of_several_kinds_counts_bytes_under_its_own_name(loggers: Any) -> None:
+    made = mixed(200, full(), window(64), retention=None)
+    server = Server(made, "hazard")
+    blocks = server.pool.costcache
+    blocks.sent.observe(blocks.runs)
+    for number in range(12):
+        server.serve(str(number), [number] * 16 * 20)
+        send(server, loggers)
+    counters = blocks.runs.pool.counters
+    memory = {"pool": "memory"}
+    page = made.kv_cache_config.kv_cache_groups[0].kv_cache_spec.page_size_bytes
+    assert value("evictions_total", **memory) == counters.evictions > 3
+    assert value("evicted_units_total", **memory) == counters.evicted
+    assert counters.evicted % page == 0
+    assert value("excess_units_count", **memory) == counters.evictions
+    assert value("policy_info", policy="hazard", build=described(), core="python", lru="no", **memory) == 1
+    assert value("evictions_total") is None, "nothing is under the label kv"
+
+
 @pytest.fixture
 def real_loggers() -> Iterator[Callable[[Any], StatLoggerManager]]:
     """Makes vLLM's loggers for two engines, as an API server does."""
@@ -209,3 +235,27 @@ def test_where_no_policy_can_choose_the_metrics_say_so(real_loggers: Any) -> Non
 
     assert (of("0", "lru"), of("0", "vllm")) == (1, None)
     assert (of("1", "lru"), of("1", "vllm")) == (0, 1)
+
+
+def test_several_api_servers_add_up_what_several_engines_send(tmp_path: Path) -> None:
+    """Two processes with vLLM's loggers, as under --api-server-count 2 --data-parallel-size 2."""
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.vllm.api_server"]
+    servers = [
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    for server in servers:
+        _, said = server.communicate(timeout=600)
+        assert server.returncode == 0, said
+    registry = prometheus_client.CollectorRegistry()
+    MultiProcessCollector(registry, path=str(tmp_path))
+    found = {
+        (sample.name, sample.labels["engine"]): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.labels.get("pool") == "kv"
+    }
+    for engine, evictions in enumerate(api_server.EVICTIONS):
+        assert found["costcache:evictions_total", str(engine)] == 2 * evictions
+        assert found["costcache:policy_info", str(engine)] == 1
+        assert found["costcache:fallbacks_total", str(engine)] == 0

@@ -144,7 +144,7 @@ class Naive:
         return sum(not count and key not in protected for key, count in self.readers.items())
 
 
-def misuse(manager: Any, capacity: int, seed: int, steps: int) -> None:
+def misuse(manager: Any, capacity: int, seed: int, steps: int, *, clears: bool = True) -> None:
     """Calls in any order that the manager allows: ranges from the middle, two groups, failures, clears."""
     rng, stream, naive = random.Random(seed), prompts(seed, 10), Naive(capacity)
     contexts: list[tuple[ReqContext, list[Any]]] = []
@@ -209,10 +209,11 @@ def misuse(manager: Any, capacity: int, seed: int, steps: int) -> None:
             manager.on_request_finished(context)
             contexts.remove((context, keys))
         elif action < 0.955:
-            manager.reset_cache()
-            naive.readers.clear()
-            loads.clear()
-            stores.clear()
+            if clears:
+                manager.reset_cache()
+                naive.readers.clear()
+                loads.clear()
+                stores.clear()
         elif action < 0.98:
             manager.touch([key for key in keys if rng.random() < 0.9], context)
         assert all((manager._policy.get(key) is None) == (key not in naive.readers) for key in keys)

@@ -33,6 +33,8 @@ __all__ = ["Life", "StateLearner"]
 
 _SHARE = 0.02
 """Share of states that are resumed from in each bin of age, before anything is seen."""
+_FEW = 8
+"""Uses before which states are ranked by age alone."""
 _BRANCHED_OFF = 1e-9
 """Factor of that for superseded states: all but none, yet those last used longest ago are evicted first."""
 _SUPERSEDED = 3
@@ -132,6 +134,7 @@ class StateLearner:
         self._numbers: tuple[list[int], list[int]] = [], []  # of the classes of each table
         self._classes: dict[tuple[int, int, int | tuple[Answer | None, int]], int] = {}
         self._estimated = 0  # classes
+        self._uses = 0.0  # counted so far
 
     @property
     def watched(self) -> float:
@@ -184,6 +187,7 @@ class StateLearner:
             self.classify(above, life)
 
     def _count_use(self, group: int, at: int, states: float) -> None:
+        self._uses += states
         table, row = self._rows[group]
         table.used[row * BINS + at] += states
 
@@ -265,7 +269,13 @@ class StateLearner:
         return f"{words}, {_POSITIONS[position]}"
 
     def estimate(self, ghosts: Iterable[Life]) -> None:
-        """Estimate survival from the lives of states in the cache, and of evicted ones."""
+        """Estimate survival from the lives of states in the cache, and of evicted ones.
+
+        Not before there are a few uses: all that is known until then is that young states have not been used
+        yet, which would rank them below those of which nothing is known, the oldest.
+        """
+        if self._uses < _FEW:
+            return
         import numpy as np
 
         self._estimated = len(self._classes)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HazardStates", "reach"]
 
+_Ghost = tuple[int, Life | None, bytes | bytearray | None]
+"""Tokens of an evicted node, the life of its state, and the node's content if the cache can give it."""
+
 GHOSTS = 8
 """Evicted nodes that are remembered, for each state in the cache."""
 LEAST = 1024
@@ -71,7 +74,7 @@ class HazardStates(StateOrder):
         self._kv_bytes, self._state_bytes, self._power = kv_bytes, state_bytes, power
         self.learner = StateLearner(strength)
         self._lives = self.learner.lives
-        self._ghosts: OrderedDict[int, tuple[int, Life | None]] = OrderedDict()
+        self._ghosts: OrderedDict[int, _Ghost] = OrderedDict()
         self._passed: NodeRecord | None = None
         self._estimate_at = 0
 
@@ -97,21 +100,33 @@ class HazardStates(StateOrder):
     def _find_ghost(self, record: NodeRecord) -> Life | None:
         """Take the ghosts of a new node's prefix out; returns the longest state among them.
 
-        The state is the node's own again if it was at its end.
+        The state is the node's own again if it was at its end. What a ghost has after the node, or after
+        where the two part, is remembered under a name of its own.
         """
-        learner, ghosts, at, end = self.learner, self._ghosts, record.depth, record.end
+        learner, ghosts, at, depth, end = self.learner, self._ghosts, record.depth, record.depth, record.end
         longest: Life | None = None
         while ghosts and at < end:
-            name = record.prefix_hash(at - record.depth)
+            name = record.prefix_hash(at - depth)
             ghost = None if name is None else ghosts.pop(name, None)
             if ghost is None:
                 break
-            tokens, life = ghost
-            at += tokens
+            tokens, life, content = ghost
+            common = min(tokens, end - at)
+            if content is not None:
+                common = min(common, record.shared(at - depth, content))
+            at += common
+            if common < tokens:
+                rest = None if content is None else content[common * len(content) // tokens :]
+                name = None if rest is None else record.prefix_hash_with(at - depth, rest)
+                if name is not None:
+                    self._remember(name, tokens - common, life, rest)
+                elif life is not None:
+                    learner.censor(life)
+                break
             if life is not None:
-                other, longest = (life, longest) if at > end else (longest, life)
-                if other is not None:
-                    learner.censor(other)
+                if longest is not None:
+                    learner.censor(longest)
+                longest = life
         if longest is not None and at == end:
             self._lives[record.serial] = longest
         return longest
@@ -152,7 +167,7 @@ class HazardStates(StateOrder):
         life = self._lives.pop(record.serial, None)
         name = record.prefix_hash()
         if name is not None:
-            self._remember(name, record.tokens, life)
+            self._remember(name, record.tokens, life, record.content(0, record.tokens))
         elif life is not None:
             self.learner.censor(life)
         if self._passed is record:
@@ -189,14 +204,14 @@ class HazardStates(StateOrder):
         self.learner.classify(record, self._lives[record.serial])
         self._queue(record)
 
-    def _remember(self, name: int, tokens: int, life: Life | None) -> None:
+    def _remember(self, name: int, tokens: int, life: Life | None, content: bytes | bytearray | None) -> None:
         ghosts = self._ghosts
         old = ghosts.pop(name, None)
         if old is not None and old[1] is not None:
             self.learner.censor(old[1])
-        ghosts[name] = tokens, life
+        ghosts[name] = tokens, life, content
         while len(ghosts) > GHOSTS * len(self._known) + LEAST:
-            _, oldest = ghosts.popitem(last=False)[1]
+            oldest = ghosts.popitem(last=False)[1][1]
             if oldest is not None:
                 self.learner.censor(oldest)
 
@@ -248,7 +263,7 @@ class HazardStates(StateOrder):
     # -- what it knows -----------------------------------------------------------------------
 
     def _ghost_lives(self) -> list[Life]:
-        return [life for _, life in self._ghosts.values() if life is not None]
+        return [life for _, life, _ in self._ghosts.values() if life is not None]
 
     def snapshot(self) -> StatesSnapshot:
         """Describe what the order knows now; changes nothing."""
