@@ -79,6 +79,7 @@ class Pool:
         "_insert",
         "_make_order",
         "_measure",
+        "_merge",
         "_refresh",
         "_remove",
         "_serial",
@@ -212,6 +213,7 @@ class Pool:
         self._touch: Any = handler_of(order, "touch")
         self._refresh: Any = handler_of(order, "refresh")
         self._split: Any = handler_of(order, "split")
+        self._merge: Any = handler_of(order, "merge")
         self._trim: Any = handler_of(order, "trim")
         self._remove: Any = handler_of(order, "remove")
         self._unlock: Any = handler_of(order, "unlock")
@@ -499,6 +501,35 @@ class Pool:
                 handler(prefix, tail)
             except BaseException as error:
                 self._failed("split", error)
+
+    @property
+    def merges(self) -> bool:
+        """Whether the order can have nodes merged; if not, :meth:`merge` must not be called."""
+        return self._merge is not None
+
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        """The only child of a node takes its tokens over: a split undone. The pool must not be flat.
+
+        Both must have been used by the latest walk, or else the tail would be made more recent.
+
+        Args:
+            prefix: The record of the node, which leaves the cache; it has no pins of its own and no state.
+            tail: The record of its child, which keeps its identity, its state, its pins and its history, but
+                counts the uses of the prefix from now on.
+        """
+        tail.parent = prefix.parent
+        tail.depth = prefix.depth
+        tail.tokens += prefix.tokens
+        tail.uses = max(tail.uses, prefix.uses)
+        del self.live[prefix.serial]
+        prefix.parent = None
+        prefix.live_children = prefix.locks = 0
+        handler = self._merge
+        if handler is not None:
+            try:
+                handler(prefix, tail)
+            except BaseException as error:
+                self._failed("merge", error)
 
     def move(self, record: NodeRecord, parent: NodeRecord) -> None:
         """A node follows another one from now on.

@@ -146,6 +146,9 @@ class Hazard(VictimOrder):
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
         self.intake.split(prefix, tail)
 
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        self.intake.merge(prefix, tail)
+
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._named = None
         self.intake.trim(record, tokens)
