@@ -807,32 +807,15 @@ class Pool:
         self._unlocked(record)
 
     def _free_victims(self, eviction: Eviction) -> None:
-        guard, take, goal, name, freed = self.book._guard, self.take, eviction.goal, self.name, 0
+        guard, take, goal, freed = self.book._guard, self.take, eviction.goal, 0
         victims, trims = eviction._victims, 0
         deferred: dict[int, Victim] = {}
-        passed: set[int] = set()
         locked = False
-        live = None if self.book._watch is None else self.book.live
         while freed < goal:
-            victim = guard.next_victim(name)
+            victim = self._ask(deferred, goal - freed, locked)
             if victim is None:
-                if guard.fallbacks or not self._missed_a_node(deferred, locked):
-                    break
-                guard.drop(f"it named no victim although {goal - freed} more units can be evicted")
-                continue
+                break
             record, action, _ = victim
-            if deferred and record.serial in deferred:
-                if not guard.fallbacks:
-                    guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
-                elif record.serial in passed:
-                    break  # LRU, too, knows no others
-                else:
-                    passed.add(record.serial)  # LRU does not know what was deferred before it took over
-                continue
-            if live is not None and live.get(record.serial) is not record and not guard.fallbacks:
-                # A plugin may name a node of another cache, which the host could take for its own.
-                guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")
-                continue
             end, uses, recency = record.depth + record.tokens, record.uses, record.recency
             got = take(victim, goal - freed)
             if type(got) is int and got > 0:
@@ -864,24 +847,51 @@ class Pool:
         Args:
             deferred: Victims that this walk could not evict, by serial number.
         """
+        return self._ask(deferred, 0, False)
+
+    def _ask(self, deferred: dict[int, Victim], short: int, locked: bool) -> Victim | None:
+        """Ask the order for a victim until it names one that the host can be asked to free.
+
+        Args:
+            deferred: Victims of this eviction that could not be evicted, by serial number.
+            short: Units that are missing still, all of them evictable; 0 if the host counts them.
+            locked: Whether a victim turned out to be locked.
+
+        Returns:
+            None if no more can be evicted.
+        """
         book = self.book
-        guard, live = book._guard, book.live
+        guard, live, name = book._guard, book.live, self.name
+        checks = not short or book._watch is not None
+        passed: set[int] = set()
         while True:
-            victim = guard.next_victim(self.name)
+            victim = guard.next_victim(name)
             if victim is None:
-                if guard.fallbacks or not self._leaves_any(deferred):
+                if guard.fallbacks:
                     return None
-                guard.drop("it named no victim although more can be evicted")
+                missed = self._missed_a_node(deferred, locked) if short else self._leaves_any(deferred)
+                if not missed:
+                    return None
+                guard.drop(
+                    f"it named no victim although {f'{short} more units' if short else 'more'} can be evicted"
+                )
                 continue
             record = victim.record
-            if live.get(record.serial) is record and record.serial not in deferred:
-                return victim
-            if guard.fallbacks:
-                return None
-            if record.serial in deferred:
-                guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
-            else:
+            if deferred and record.serial in deferred:
+                if not guard.fallbacks:
+                    guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
+                elif record.serial in passed:
+                    return None  # LRU, too, knows no others
+                else:
+                    passed.add(record.serial)  # LRU does not know what was deferred before it took over
+                continue
+            if checks and live.get(record.serial) is not record:
+                # A plugin may name a node of another cache, which the host could take for its own.
+                if guard.fallbacks:
+                    return None
                 guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")
+                continue
+            return victim
 
     def _leaves_any(self, deferred: dict[int, Victim]) -> bool:
         """Whether a record that the order may name is left; looks at all of them."""
