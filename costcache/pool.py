@@ -863,7 +863,7 @@ class Pool:
         book = self.book
         guard, live, name = book._guard, book.live, self.name
         checks = not short or book._watch is not None
-        passed: set[int] = set()
+        passed: set[int] | None = None
         while True:
             victim = guard.next_victim(name)
             if victim is None:
@@ -880,10 +880,12 @@ class Pool:
             if deferred and record.serial in deferred:
                 if not guard.fallbacks:
                     guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
+                elif passed is None:
+                    passed = {record.serial}  # LRU does not know what was deferred before it took over
                 elif record.serial in passed:
                     return None  # LRU, too, knows no others
                 else:
-                    passed.add(record.serial)  # LRU does not know what was deferred before it took over
+                    passed.add(record.serial)
                 continue
             if checks and live.get(record.serial) is not record:
                 # A plugin may name a node of another cache, which the host could take for its own.
