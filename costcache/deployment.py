@@ -30,6 +30,8 @@ with the rest (vLLM); or with the rest, every token of it."""
 SWA_RATIO = 0.8
 """SGLang 0.5.23's own ``--swa-full-tokens-ratio``."""
 
+_MOST_RANKS = 1 << 20  # more than anybody has, and few enough to multiply
+
 # An fp4 cache keeps a byte of scale per 16 values (SGLang 0.5.23's fp4 pools, NVFP4).
 _FP4_BLOCK = 16
 
@@ -42,14 +44,14 @@ class Deployment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tp: PositiveInt = Field(1, description="Tensor-parallel ranks.")
+    tp: PositiveInt = Field(1, le=_MOST_RANKS, description="Tensor-parallel ranks.")
     dp_attention: bool | PositiveInt = Field(
         False,
         description="Data-parallel attention groups: each holds a full copy of attention and serves its own "
         "requests, and attention's tensor parallel size is tp divided by their number. True for tp groups, "
         "False or 1 for none.",
     )
-    pp: PositiveInt = Field(1, description="Pipeline-parallel stages.")
+    pp: PositiveInt = Field(1, le=_MOST_RANKS, description="Pipeline-parallel stages.")
     kv_dtype: KVDtype | None = Field(
         None,
         description="Dtype of cached keys, values and latents; by default the one that the checkpoint's "

@@ -34,6 +34,8 @@ __all__ = ["KeyedOrder", "VictimOrder", "check_key", "overridden"]
 _DELETE: Final = Action.DELETE
 _FIRST_LOOK: Final = 8
 """Entries that a decision moves before it looks whether keys hold still."""
+_PER_NODE: Final = ("insert", "use", "touch", "refresh", "split", "trim", "remove", "unlock")
+"""Events by which an order may keep something for each node."""
 _victim: Final = tuple_maker(Victim)
 
 
@@ -70,6 +72,14 @@ class VictimOrder:
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
         """``prefix`` was split off the front of ``tail``, whose record stays; it inherits the history."""
+
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        """``tail``, the only child of ``prefix``, took its tokens over, with its uses if those were more.
+
+        ``prefix`` has left the cache, and was not evicted. Both were used by the latest walk, and by nearly
+        as many requests. Nodes are merged only under an order that overrides this, and where a path has so
+        many that walking them would take long; see :class:`costcache.radix.tree.RadixTree`.
+        """
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
         """The last ``tokens`` tokens of the victim were evicted; the rest stays and may be evicted later."""
@@ -192,6 +202,8 @@ class KeyedOrder(VictimOrder):
         self._heap: list[Any] = []
         self._queued = 0
         self._named: NodeRecord | None = None
+        if all(getattr(type(self), event) is getattr(KeyedOrder, event) for event in _PER_NODE):
+            setattr(self, "merge", self.merged)  # noqa: B010 # a method, to mypy
         if not self.rises:
             # Bound per instance, so that a rising order does not pay for a call per touched node.
             for event in ("touch", "refresh"):
@@ -213,6 +225,17 @@ class KeyedOrder(VictimOrder):
         if key == record.queued:
             return
         self._put(record, key)
+
+    def merged(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        """Keep the queue right when two nodes are merged: all there is to do for a key of records alone.
+
+        An order that takes no event of single nodes has this as its :meth:`merge`. One that keeps something
+        for each node defines its own, which forgets that of ``prefix`` and calls this.
+        """
+        if prefix.queued is not None:  # an entry of before it had a child
+            prefix.queued = None
+            self._queued -= 1
+        self.requeue(tail)  # it has other tokens now, and more uses
 
     def insert(self, record: NodeRecord) -> None:
         if not record.live_children and not record.locks:

@@ -79,6 +79,7 @@ class Pool:
         "_insert",
         "_make_order",
         "_measure",
+        "_merge",
         "_refresh",
         "_remove",
         "_serial",
@@ -212,6 +213,7 @@ class Pool:
         self._touch: Any = handler_of(order, "touch")
         self._refresh: Any = handler_of(order, "refresh")
         self._split: Any = handler_of(order, "split")
+        self._merge: Any = handler_of(order, "merge")
         self._trim: Any = handler_of(order, "trim")
         self._remove: Any = handler_of(order, "remove")
         self._unlock: Any = handler_of(order, "unlock")
@@ -500,6 +502,35 @@ class Pool:
             except BaseException as error:
                 self._failed("split", error)
 
+    @property
+    def merges(self) -> bool:
+        """Whether the order can have nodes merged; if not, :meth:`merge` must not be called."""
+        return self._merge is not None
+
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        """The only child of a node takes its tokens over: a split undone. The pool must not be flat.
+
+        Both must have been used by the latest walk, or else the tail would be made more recent.
+
+        Args:
+            prefix: The record of the node, which leaves the cache; it has no pins of its own and no state.
+            tail: The record of its child, which keeps its identity, its state, its pins and its history, but
+                counts the uses of the prefix from now on.
+        """
+        tail.parent = prefix.parent
+        tail.depth = prefix.depth
+        tail.tokens += prefix.tokens
+        tail.uses = max(tail.uses, prefix.uses)
+        del self.live[prefix.serial]
+        prefix.parent = None
+        prefix.live_children = prefix.locks = 0
+        handler = self._merge
+        if handler is not None:
+            try:
+                handler(prefix, tail)
+            except BaseException as error:
+                self._failed("merge", error)
+
     def move(self, record: NodeRecord, parent: NodeRecord) -> None:
         """A node follows another one from now on.
 
@@ -776,32 +807,15 @@ class Pool:
         self._unlocked(record)
 
     def _free_victims(self, eviction: Eviction) -> None:
-        guard, take, goal, name, freed = self.book._guard, self.take, eviction.goal, self.name, 0
+        guard, take, goal, freed = self.book._guard, self.take, eviction.goal, 0
         victims, trims = eviction._victims, 0
         deferred: dict[int, Victim] = {}
-        passed: set[int] = set()
         locked = False
-        live = None if self.book._watch is None else self.book.live
         while freed < goal:
-            victim = guard.next_victim(name)
+            victim = self._ask(deferred, goal - freed, locked)
             if victim is None:
-                if guard.fallbacks or not self._missed_a_node(deferred, locked):
-                    break
-                guard.drop(f"it named no victim although {goal - freed} more units can be evicted")
-                continue
+                break
             record, action, _ = victim
-            if deferred and record.serial in deferred:
-                if not guard.fallbacks:
-                    guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
-                elif record.serial in passed:
-                    break  # LRU, too, knows no others
-                else:
-                    passed.add(record.serial)  # LRU does not know what was deferred before it took over
-                continue
-            if live is not None and live.get(record.serial) is not record and not guard.fallbacks:
-                # A plugin may name a node of another cache, which the host could take for its own.
-                guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")
-                continue
             end, uses, recency = record.depth + record.tokens, record.uses, record.recency
             got = take(victim, goal - freed)
             if type(got) is int and got > 0:
@@ -833,24 +847,53 @@ class Pool:
         Args:
             deferred: Victims that this walk could not evict, by serial number.
         """
+        return self._ask(deferred, 0, False)
+
+    def _ask(self, deferred: dict[int, Victim], short: int, locked: bool) -> Victim | None:
+        """Ask the order for a victim until it names one that the host can be asked to free.
+
+        Args:
+            deferred: Victims of this eviction that could not be evicted, by serial number.
+            short: Units that are missing still, all of them evictable; 0 if the host counts them.
+            locked: Whether a victim turned out to be locked.
+
+        Returns:
+            None if no more can be evicted.
+        """
         book = self.book
-        guard, live = book._guard, book.live
+        guard, live, name = book._guard, book.live, self.name
+        checks = not short or book._watch is not None
+        passed: set[int] | None = None
         while True:
-            victim = guard.next_victim(self.name)
+            victim = guard.next_victim(name)
             if victim is None:
-                if guard.fallbacks or not self._leaves_any(deferred):
+                if guard.fallbacks:
                     return None
-                guard.drop("it named no victim although more can be evicted")
+                missed = self._missed_a_node(deferred, locked) if short else self._leaves_any(deferred)
+                if not missed:
+                    return None
+                guard.drop(
+                    f"it named no victim although {f'{short} more units' if short else 'more'} can be evicted"
+                )
                 continue
             record = victim.record
-            if live.get(record.serial) is record and record.serial not in deferred:
-                return victim
-            if guard.fallbacks:
-                return None
-            if record.serial in deferred:
-                guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
-            else:
+            if deferred and record.serial in deferred:
+                if not guard.fallbacks:
+                    guard.drop(f"it named node #{record.serial} again, which could not be evicted this time")
+                elif passed is None:
+                    passed = {record.serial}  # LRU does not know what was deferred before it took over
+                elif record.serial in passed:
+                    return None  # LRU, too, knows no others
+                else:
+                    passed.add(record.serial)
+                continue
+            if checks and live.get(record.serial) is not record:
+                # A plugin may name a node of another cache, which the host could take for its own.
+                if guard.fallbacks:
+                    return None
                 guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")
+                continue
+            return victim
 
     def _leaves_any(self, deferred: dict[int, Victim]) -> bool:
         """Whether a record that the order may name is left; looks at all of them."""

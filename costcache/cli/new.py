@@ -35,7 +35,13 @@ out_option = click.option(
 
 def make_plugin(kind: str, name: str, folder: Path | None) -> None:
     """Write a distribution, and say what was written and what is next; see :func:`_write`."""
-    written = _write(kind, name, folder)
+    try:
+        written = _write(kind, name, folder)
+    except OSError as error:
+        place = "the folder" if folder is None else repr(str(folder))
+        raise PluginError(
+            f"{place} cannot be written ({error.strerror or error}): name another one with --out"
+        ) from error
     for path in written:
         say(console(), f"wrote {path}")
     made = written[0].parent

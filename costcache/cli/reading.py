@@ -58,6 +58,9 @@ class TraceOptions(Options):
         description="Most bytes that a byte of a compressed file may unpack into, and most prompt tokens "
         "that a byte of the unpacked file may stand for.",
     )
+    max_stream: str = Field(
+        "4GiB", description="Most bytes, unpacked, of a pipe or device, which need not have an end."
+    )
 
     def read(self, path: str) -> tuple[Trace, str]:
         """Read a trace with a progress bar; return it and the name of its format.
@@ -69,7 +72,11 @@ class TraceOptions(Options):
         from costcache.sim.traces.reading import Reading, read_trace
         from costcache.sizes import parse_bytes
 
-        limits = Limits(parse_bytes(self.max_line, "--max-line"), self.max_expansion)
+        limits = Limits(
+            parse_bytes(self.max_line, "--max-line"),
+            self.max_expansion,
+            parse_bytes(self.max_stream, "--max-stream"),
+        )
 
         with progress_display() as bar:
             task = Task(bar, f"reading {path}")
@@ -94,4 +101,5 @@ trace_options = model_options(
     retime={"metavar": "FILE", "shell_complete": completing.files},
     tokenizer={"metavar": "PATH", "shell_complete": completing.files},
     max_line={"metavar": "SIZE"},
+    max_stream={"metavar": "SIZE"},
 )

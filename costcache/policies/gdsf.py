@@ -52,6 +52,10 @@ class GDSF(KeyedOrder):
         self._at_touch[prefix.serial] = self._at_touch[tail.serial]
         super().split(prefix, tail)
 
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        del self._at_touch[prefix.serial]
+        self.merged(prefix, tail)
+
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._inflate(record)
         super().trim(record, tokens)

@@ -99,6 +99,10 @@ class LRUK(KeyedOrder):
         self._histories[prefix.serial] = History(own.last, own.times)
         super().split(prefix, tail)
 
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        del self._histories[prefix.serial]
+        self.merged(prefix, tail)
+
     def remove(self, record: NodeRecord) -> None:
         super().remove(record)
         self._ghosts.keep(record.prefix_hash(), record.tokens, self._histories.pop(record.serial))

@@ -155,6 +155,16 @@ class QueueOrder(VictimOrder):
         if entry.newer is not None:  # on the young side: a tail is evicted before its prefix
             entry.queue.add_before(twin, entry.queue.newer(entry))
 
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        entry: Entry = prefix.data
+        rest: Entry = tail.data
+        self._entries -= 1
+        self.leave_line(entry)
+        entry.queue.tokens -= prefix.tokens
+        rest.queue.tokens += prefix.tokens
+        rest.uses = entry.uses  # as the record's are those of the prefix now
+        prefix.data = None
+
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._named = None
         record.data.queue.tokens -= tokens

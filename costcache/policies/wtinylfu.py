@@ -164,6 +164,10 @@ class WTinyLFU(QueueOrder):
         prefix.data.cells, entry.cells = entry.cells, self._cells(tail)
         self._sketch.raise_to(entry.cells, self._sketch.estimate(prefix.data.cells))
 
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        tail.data.cells = prefix.data.cells
+        super().merge(prefix, tail)
+
     def next_victim(self, pool: str) -> Victim | None:
         self._contested = True
         window, rest = self._window, None

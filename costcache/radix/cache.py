@@ -298,8 +298,11 @@ class PrefixCache:
         record = self._requests.pop(request, None)
         if record is None:
             raise ValueError(f"request {request!r} is not running: finish each request once")
-        if info.priority and record.end is not None:
-            self._pool.raise_priority(record.end, info.priority)
+        end = record.end
+        if isinstance(end, Node):
+            record.end = end = end.current()
+            if info.priority:
+                self._pool.raise_priority(end, info.priority)
         self._tree.finish(record, info)
 
     def lock(self, node: Node) -> None:
@@ -314,7 +317,7 @@ class PrefixCache:
             raise _at_work("lock")
         self._busy = True  # see exclusive()
         try:
-            self._check_node(node)
+            node = self._checked_node(node)
             if node.parent is None and not isinstance(node, Root):
                 raise ValueError(f"{node!r} has been evicted: match its prefix again, then lock")
             self._tree.pin(node)
@@ -331,7 +334,7 @@ class PrefixCache:
             raise _at_work("unlock")
         self._busy = True  # see exclusive()
         try:
-            self._check_node(node)
+            node = self._checked_node(node)
             if node.parent is None and not isinstance(node, Root):
                 return
             if not node.pins:
@@ -347,8 +350,7 @@ class PrefixCache:
         Raises:
             ValueError: The node is of another cache.
         """
-        self._check_node(node)
-        self._tree.refresh(node)
+        self._tree.refresh(self._checked_node(node))
 
     # -- slots -------------------------------------------------------------------------------
 
@@ -492,12 +494,14 @@ class PrefixCache:
         """Tell the pool how many slots running requests have reserved."""
         self._pool.reserved = self._slots.reserved
 
-    def _check_node(self, node: Any) -> None:
-        """Check that a node is one of this cache, or was."""
+    def _checked_node(self, node: Any) -> Node:
+        """The node that has a caller's node by now, which must be one of this cache, or have been."""
         if not isinstance(node, Node):
             raise TypeError(f"node is {node!r}: give the node of a match or of an insert")
-        if node.parent is not None and self._pool.live.get(node.serial) is not node:
+        current = node.current()
+        if current.parent is not None and self._pool.live.get(current.serial) is not current:
             raise ValueError(f"{node!r} is a node of another cache: give it to the cache that it is from")
+        return current
 
     def _request(self, name: Hashable) -> RequestRecord:
         record = self._requests.get(name)

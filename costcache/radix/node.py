@@ -30,9 +30,10 @@ class Node(NodeRecord):
         edge: Bytes of the first page, by which its parent finds the node.
         hashes: Hash of the prefix up to each page; None unless the cache has observers.
         window: Record of the node's sliding-window KV, in a cache that evicts it alone; None without any.
+        into: The node that took this one's tokens over when both were merged; None for others.
     """
 
-    __slots__ = ("checksum", "children", "edge", "hashes", "key", "slots", "window")
+    __slots__ = ("checksum", "children", "edge", "hashes", "into", "key", "slots", "window")
 
     def __init__(
         self,
@@ -51,6 +52,14 @@ class Node(NodeRecord):
         self.hashes: list[int] | None = None
         self.checksum: int | None = None
         self.window: NodeRecord | None = None
+        self.into: Node | None = None
+
+    def current(self) -> Node:
+        """The node that has this one's tokens by now: itself, unless it was merged into another one."""
+        node = self
+        while node.into is not None:
+            node = node.into
+        return node
 
     def prefix_hash(self, offset: int = 0) -> int | None:
         """See :class:`costcache.records.NodeRecord`; None for a root and for an evicted node."""

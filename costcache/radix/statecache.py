@@ -193,8 +193,7 @@ class StateCache(PrefixCache):
             ValueError: The state is not reserved, or the node has one already or has been evicted.
         """
         state = self._as_reserved(state)
-        self._check_node(node)
-        self._tree.attach(node, state)
+        self._tree.attach(self._checked_node(node), state)
         self._reserved_slots.remove(state)
         self._reserve()
 
@@ -207,7 +206,7 @@ class StateCache(PrefixCache):
         Raises:
             ValueError: The node has no state.
         """
-        self._check_node(node)
+        node = self._checked_node(node)
         if node.state is None:
             raise ValueError(f"{node!r} has no state: match its prefix again")
         self._pool.pin(node)

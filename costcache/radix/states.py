@@ -18,7 +18,7 @@ from costcache.errors import SettingsError
 from costcache.eviction import Refused
 from costcache.policies.states import make_state_order
 from costcache.radix.node import Node
-from costcache.radix.tree import RadixTree
+from costcache.radix.tree import NEVER, RadixTree
 from costcache.records import Action, State
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class StateTree(RadixTree):
         self.on_tombstone: Callable[[Node], object] | None = None
         self.pools: dict[str, Pool] = {}
         super().__init__(binding, self.capacity, page_bytes=page_bytes)
+        self.merge_from = NEVER  # victims are evicted whole, and states are at the ends of nodes
 
     def _make_pool(self, capacity: int) -> Pool:
         if self.state_capacity is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, SupportsIndex
+from typing import TYPE_CHECKING, Final, SupportsIndex, cast
 
 from mypy_extensions import mypyc_attr
 
@@ -18,9 +18,17 @@ if TYPE_CHECKING:
     from costcache.binding import Binding
     from costcache.pool import Pool
 
-__all__ = ["RadixTree", "shared_pages"]
+__all__ = ["NEVER", "RadixTree", "shared_pages"]
 
 _DELETE: Final = Action.DELETE
+_LONG: Final = 64
+"""Nodes of a path that may be many: beyond, walking them takes longer than comparing their tokens."""
+_ALIKE: Final = 8
+"""Nodes are merged if the uses of one are at most a part in so many fewer than those of the one before it."""
+_WORTH: Final = 8
+"""Merging copies keys and slots: it is done if a walk would pass one node in so many less."""
+NEVER: Final = 1 << 60
+"""Nodes of a path, in a tree that merges none."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -31,12 +39,21 @@ class RadixTree:
     tokens: eight bytes a token where keys are tokens, eight bytes a page where a trace names
     pages by id. The tree compares whole pages only.
 
+    A prompt that grows by a token a request leaves a chain of as many nodes, each used once less than the one
+    before it. So neighbours with nearly the same uses are merged when a walk has passed more than
+    ``merge_from`` nodes: of a chain, as many stay as the logarithm of its uses asks for, whatever its length,
+    and a match costs what its tokens cost. Only nodes that no prompt branches off from are merged, where
+    leaves can be trimmed and the order has a handler of ``merge``; see
+    :meth:`costcache.orders.VictimOrder.merge`.
+
     Attributes:
         binding: The model, its policy and its plugin.
         page_size: Tokens per page.
         page_bytes: Key bytes per page.
         pool: The pool of the nodes' tokens, in whole pages.
         roots: Roots of the namespaces that have nodes.
+        merge_from: Nodes of a path beyond which those with nearly the same uses are merged.
+        merge_alike: Merged are nodes of which one has at most a part in so many fewer uses than the other.
         on_remove: Called with a node and the number of its last pages, just before they leave the tree.
         on_free: Called with the slots that a victim frees, int64 of shape [tokens].
     """
@@ -59,6 +76,8 @@ class RadixTree:
         self.on_remove: Callable[[Node, int], None] | None = None
         self.on_free: Callable[[NDArray[np.int64]], object] | None = None
         self._trim_step = binding.trim_step()
+        self.merge_from = _LONG if self._trim_step else NEVER  # what is evicted whole must not grow
+        self.merge_alike = _ALIKE
         self.pool: Pool = self._make_pool(capacity.__index__() // page_size * page_size)
 
     def _make_pool(self, capacity: int) -> Pool:
@@ -120,6 +139,8 @@ class RadixTree:
         pool = self.pool
         pool.clock.accesses += 1
         pool.use(path, request)
+        if len(path) > self.merge_from and pool.merges:
+            self._merge_along(path)
         request.end = node
         return node
 
@@ -199,6 +220,54 @@ class RadixTree:
         self.pool.split(prefix, node)
         return prefix
 
+    def _merge_along(self, path: list[NodeRecord]) -> None:
+        """Merge neighbours that have nearly the same uses, on a path that a walk has just used."""
+        alike, spared = self.merge_alike, 0
+        runs: list[list[Node]] = []
+        run: list[Node] = []
+        for record in path:
+            node = cast(Node, record)
+            if run:
+                first, before = run[0], run[-1]
+                if (
+                    before.live_children == 1
+                    and not before.pins
+                    and before.priority == node.priority
+                    and alike * (first.uses - node.uses) <= first.uses
+                ):
+                    run.append(node)
+                    spared += 1
+                    continue
+                runs.append(run)
+            run = [node]
+        runs.append(run)
+        if spared * _WORTH >= len(path):
+            for run in runs:
+                if len(run) > 1:
+                    self.merge(run)
+
+    def merge(self, run: list[Node]) -> None:
+        """Merge nodes, of which each but the first is the only child of the one before it.
+
+        The last one keeps its identity, and with it its locks and the order's data; the others have no pins
+        of their own. See :meth:`costcache.pool.Pool.merge`.
+        """
+        first, node = run[0], run[0]
+        parent, slots = _parent(first), [each.slots for each in run if each.slots is not None]
+        for tail in run[1:]:
+            key, hashes, more = node.key, node.hashes, tail.hashes
+            key += tail.key
+            tail.key, tail.edge = key, node.edge
+            tail.hashes = None if hashes is None or more is None else hashes + more
+            node.key, node.hashes, node.slots = bytearray(), None, None
+            node.children = {}
+            node.into = tail
+            self.pool.merge(node, tail)
+            node = tail
+        parent.children[node.edge] = node
+        if slots:
+            node.slots = _joined(slots)
+
     def trim(self, node: Node, tokens: int) -> None:
         """Cut the last ``tokens`` tokens, whole pages but not all, off a leaf, and free their slots."""
         keep = node.tokens - tokens
@@ -257,6 +326,12 @@ class RadixTree:
             node.children = {}
         self.roots.clear()
         self.pool.reset()
+
+
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.concatenate(parts)
 
 
 def _base_size(slots: NDArray[np.int64]) -> int:

@@ -22,7 +22,7 @@ from costcache.cost import longest_window
 from costcache.errors import SettingsError
 from costcache.eviction import Refused
 from costcache.radix.node import Node
-from costcache.radix.tree import RadixTree
+from costcache.radix.tree import NEVER, RadixTree
 from costcache.records import NodeRecord, PoolState, RequestInfo, RequestRecord, Victim
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ class WindowTree(RadixTree):
         # Starts of the locked windows that reach into a node, by its serial number.
         self._locked: dict[int, list[int]] = {}
         super().__init__(binding, capacity, page_bytes=page_bytes)
+        self.merge_from = NEVER  # a window's record belongs to its node
 
     def _make_pool(self, capacity: int) -> Pool:
         binding = self.binding

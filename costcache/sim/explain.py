@@ -27,7 +27,7 @@ __all__ = ["ClassReport", "Explanation", "StepIn", "explain", "explainable"]
 
 _DEAD = -1
 _NO_STATE = "KV after the last state"
-_FORWARDED = ("touch", "refresh", "split", "unlock", "attach", "defer", "load", "next_victim")
+_FORWARDED = ("touch", "refresh", "split", "merge", "unlock", "attach", "defer", "load", "next_victim")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costcache.sim.paths import PageOutcome
-from costcache.sim.reuse import previous_use, reuse_pairs
+from costcache.sim.reuse import Positions, index_type, previous_use, reuse_pairs
 
 if TYPE_CHECKING:
     from costcache.sim.paths import PagePaths
@@ -42,7 +42,7 @@ class LRUCurve:
         self._distinct = paths.distinct
         order = _deepest_first(paths.offsets)
         previous = previous_use(paths.paths[order])
-        starts = np.repeat(paths.offsets[:-1], self._lengths)
+        starts = np.repeat(paths.offsets[:-1].astype(order.dtype), self._lengths)
         # If the next deeper page's previous use came just before this page's, its distance is one more:
         # of such a stretch of pages, only the last (the least deep) needs a query.
         follows = np.zeros(order.size, bool)
@@ -55,7 +55,7 @@ class LRUCurve:
         stretch = np.searchsorted(heads, positions)
         self.distances = np.full(order.size, paths.distinct + 1, np.int64)
         self.distances[order[positions]] = used[stretch] + heads[stretch] - positions
-        fresh = np.zeros(order.size, np.int64)
+        fresh = np.zeros(order.size, bool)
         fresh[order] = previous < 0
         counted = np.concatenate(([0], np.cumsum(fresh)))
         self._seen_before = counted[paths.offsets[:-1]]
@@ -98,11 +98,12 @@ def lru(paths: PagePaths, capacity: int) -> PageOutcome:
     """
     pages = paths.paths[_deepest_first(paths.offsets)]
     earlier, later = reuse_pairs(pages)
-    previous = np.full(pages.size, -1, np.int64)
+    kind = index_type(pages.size)
+    previous: Positions = np.full(pages.size, -1, kind)
     previous[later] = earlier
-    following = np.full(pages.size, pages.size, np.int64)
+    following: Positions = np.full(pages.size, pages.size, kind)
     following[earlier] = later
-    last, after = previous.tolist(), following.tolist()
+    last, after = previous.data, following.data  # lists would take ten times the memory
     offsets = paths.offsets.tolist()
     matched: list[int] = []
     cut = cached = short = evicted = evictions = oversized = 0
@@ -130,14 +131,15 @@ def lru(paths: PagePaths, capacity: int) -> PageOutcome:
     return PageOutcome(np.array(matched, np.int64), short, evicted, evictions, oversized)
 
 
-def _deepest_first(offsets: Int64) -> Int64:
+def _deepest_first(offsets: Int64) -> Positions:
     """Positions of the pages, request by request, from the deepest page to the first."""
-    lengths = np.diff(offsets)
-    positions = np.arange(int(offsets[-1]))
-    return np.repeat(offsets[:-1] + offsets[1:] - 1, lengths) - positions
+    count = int(offsets[-1])
+    return (np.repeat(offsets[:-1] + offsets[1:] - 1, np.diff(offsets)) - np.arange(count)).astype(
+        index_type(count)
+    )
 
 
-def _repeats(previous: Int64, stops: Int64, lows: Int64) -> Int64:
+def _repeats(previous: Positions, stops: Positions, lows: Positions) -> Positions:
     """Count, for each query, the uses k < stop with ``previous[k] >= low``.
 
     A wavelet matrix (Claude and Navarro 2012): one bit of the values a level, from the highest, each
@@ -145,17 +147,18 @@ def _repeats(previous: Int64, stops: Int64, lows: Int64) -> Int64:
     """
     values = previous + 1
     bounds = lows + 1
-    start, stop = np.zeros(stops.size, np.int64), stops.copy()
-    counts = np.zeros(stops.size, np.int64)
+    start, stop = np.zeros_like(stops), stops.copy()
+    counts = np.zeros_like(stops)
     highest = max(int(values.max(initial=0)), int(bounds.max(initial=0)))
     for bit in reversed(range(highest.bit_length())):
-        ones = (values >> bit) & 1
-        zeros_before = np.concatenate(([0], np.cumsum(1 - ones)))
+        zero = (values >> bit) & 1 == 0
+        zeros_before = np.zeros(values.size + 1, values.dtype)
+        np.cumsum(zero, out=zeros_before[1:])
         zeros = int(zeros_before[-1])
         start0, stop0 = zeros_before[start], zeros_before[stop]
         start1, stop1 = zeros + start - start0, zeros + stop - stop0
         up = ((bounds >> bit) & 1).astype(bool)
         counts += np.where(up, 0, stop1 - start1)  # with the bit set where the bound's is not: larger
         start, stop = np.where(up, start1, start0), np.where(up, stop1, stop0)
-        values = np.concatenate((values[ones == 0], values[ones == 1]))
+        values = np.concatenate((values[zero], values[~zero]))
     return counts + (stop - start)  # equal to the bound

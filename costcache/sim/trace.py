@@ -189,7 +189,9 @@ class Trace:
         """The request for whose end each one waits, int64 of shape (n,); -1 for none."""
         if self.follows is not None:
             return self.follows
-        return np.full(len(self), -1, np.int64) if self.sessions is None else previous_use(self.sessions)
+        if self.sessions is None:
+            return np.full(len(self), -1, np.int64)
+        return previous_use(self.sessions).astype(np.int64, copy=False)
 
     def with_outputs(self, *, computed: bool = False) -> Trace | None:
         """A trace whose prompts include the generated tokens; None if those are unknown.

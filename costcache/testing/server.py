@@ -11,6 +11,7 @@ from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.radix import RadixCache, StateCache
 from costcache.radix.cache import PrefixCache
+from costcache.radix.tree import NEVER
 from costcache.testing.steps import Evict, Finish, Request, Reset, Serve, Start, Step, Wait
 
 __all__ = ["SmallServer", "Transcript", "made_cache"]
@@ -38,7 +39,11 @@ def made_cache(
         settings: Further fields of :class:`costcache.settings.Settings`.
     """
     if not model.has_states:
-        return RadixCache(model, tokens, page_size, policy, plugins=plugins, **settings)
+        cache = RadixCache(model, tokens, page_size, policy, plugins=plugins, **settings)
+        tree = cache._tree
+        if tree.merge_from != NEVER:
+            tree.merge_from = tree.merge_alike = 2  # the paths of a small cache are merged, too
+        return cache
     cost: CostModel = plugins.match(model).cost(Deployment(page_size=page_size))
     memory = tokens * cost.token.kv_bytes + states * cost.token.state_bytes
     return StateCache(model, memory, page_size, policy, plugins=plugins, **settings)

@@ -38,6 +38,8 @@ class Watched(VictimOrder):
         self.broken: Exception | None = None
         self._cached: dict[int, NodeRecord] = {}
         self._named: dict[int, NodeRecord] = {}
+        if overridden(order, "merge") is not None:  # nodes are merged only under an order that takes this
+            setattr(self, "merge", self._merged)  # noqa: B010 # a method, to mypy
 
     def _send(self, event: str, record: NodeRecord, *arguments: Any) -> None:
         try:
@@ -75,6 +77,10 @@ class Watched(VictimOrder):
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
         self._cached[prefix.serial] = prefix
         self._send("split", prefix, tail)
+
+    def _merged(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        del self._cached[prefix.serial]
+        self._send("merge", prefix, tail)
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._named.pop(record.serial, None)

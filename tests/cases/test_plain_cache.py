@@ -240,3 +240,85 @@ def test_no_headroom_or_ratio_frees_too_little(
     freed = cache.evict(shortfall).freed
     assert min(shortfall, evictable) <= freed <= evictable
     assert cache.counters.clamped == 0
+
+
+# -- growing by one token: a chain of as many nodes as requests ----------------------------------------
+
+
+def grown(cache: RadixCache, prompts: int) -> list[int]:
+    """Serve prompts that grow by one token each; returns the slots of the last one."""
+    tokens = list(range(prompts))
+    for n in range(1, prompts + 1):
+        assert cache.match_prefix(tokens[:n], n).matched_len == n - 1
+        done = cache.insert(tokens[:n], request=n)
+        assert (done.matched_len, done.inserted_len) == (n - 1, 1)
+        cache.finish(n)
+    return list(cache.match_prefix(tokens).slots)
+
+
+@pytest.mark.parametrize(
+    "policy", ["lru", "hazard", "lfu", "lru2", "gdsf", "sieve", "s3fifo", "arc", "wtinylfu"]
+)
+def test_a_prompt_that_grows_by_a_token_costs_few_nodes(policy: str) -> None:
+    cache = RadixCache(MODEL, 2000, 1, policy)
+    slots = grown(cache, 1000)
+    assert len(set(slots)) == 1000
+    assert cache.stats().nodes < 100
+    check_structure(cache)
+    assert cache.policy == policy
+    assert cache.evict(400).freed == 400
+    assert list(cache.match_prefix(list(range(1000))).slots) == slots[:600]
+
+
+def test_what_hazard_knows_of_a_chain_is_as_long_as_the_chain() -> None:
+    cache = RadixCache(MODEL, 2000, 1, "hazard")
+    grown(cache, 1000)
+    order: Any = cache._pool.order
+    pieces = [piece for node in cache._tree.walk() for piece in order.history(node)]
+    assert len(pieces) < 150
+    assert order.snapshot().against_lru.gained == order.snapshot().against_lru.lost == 0
+
+
+def test_nodes_that_were_merged_are_still_good_to_lock() -> None:
+    cache = RadixCache(MODEL, 2000, 1)
+    tokens = list(range(500))
+    nodes = [cache.insert(tokens[:n]).node for n in range(1, 501)]
+    merged = [node for node in nodes if node.into is not None]
+    assert len(merged) > 300
+    for node in merged:
+        cache.lock(node)
+        cache.refresh(node)
+    assert cache.evict(500).freed == 500 - merged[-1].current().end
+    cache.match_prefix(tokens)
+    for node in merged:
+        cache.unlock(node)
+    assert cache.evictable == cache.cached > 0
+    check_structure(cache)
+
+
+def test_a_hot_prefix_is_not_merged_with_what_follows_it_once() -> None:
+    """Else the tail would be kept as if it had been used as often."""
+    cache = RadixCache(MODEL, 5000, 1, "lfu")
+    cache._tree.merge_from = 1
+    hot = list(range(100))
+    for _ in range(50):
+        cache.insert(hot)
+    cache.insert(hot + [7] * 1000)
+    cache.insert([9] * 10)
+    cache.insert([9] * 10)
+    assert [(v.start, v.tokens) for v in cache.evict(1000).victims] == [(100, 1000)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40), st.integers(0, 2)), max_size=80))
+def test_merging_changes_nothing_under_lru(stream: list[tuple[int, int, int]]) -> None:
+    caches = [RadixCache(MODEL, 30, 1, "lru") for _ in range(2)]
+    caches[1]._tree.merge_from = caches[1]._tree.merge_alike = 1
+    prompts: list[list[int]] = [[]]
+    for name, (after, shares, more) in enumerate(stream):
+        prompts.append([*prompts[-1 - after % len(prompts)][:shares], more])
+        found = [cache.match_prefix(prompts[-1], name) for cache in caches]
+        assert found[0].matched_len == found[1].matched_len
+        for cache in caches:
+            cache.insert(prompts[-1], request=name)
+            cache.finish(name)
+        assert caches[0].cached == caches[1].cached

@@ -11,22 +11,28 @@ import json
 import lzma
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import numpy as np
 
-from costcache import RadixCache
+from costcache import Deployment, ModelSpec, RadixCache
+from costcache.binding import Binding
 from costcache.cli import COMMANDS, cli
 from costcache.errors import CostcacheError
+from costcache.hints import HINTS, NO_HINTS, read_hints
 from costcache.model.presets import PRESETS
 from costcache.plugins import get_plugins
 from costcache.sim.traces import load_trace, write_trace
 from costcache.sim.traces.azure import HEADER
 from costcache.sim.workloads import WORKLOADS, generate, workload_settings
+from costcache.vllm.build import read_config
+from costcache.vllm.offload_settings import OffloadSettings, read_offload_config
 from tests.unit.commands import costcache_
 from tests.unit.test_trace_formats import FEW_SHOT, SAMPLES, TABLES, archive, lines
 
@@ -509,6 +515,76 @@ def cache(rng: Rng, folder: Folder) -> None:  # the signature of a surface
             )
 
 
+def plugin_names(rng: Rng, folder: Folder) -> None:
+    """Names and folders of new plugins: a whole distribution is written, or nothing."""
+    letters = "abz09-_./ \n$"
+    made = "".join(rng.choice(letters) for _ in range(rng.choice((1, 3, 3, 300))))
+    name = rng.choice(
+        (made, made, rng.choice(TEXTS), "lru", "costcache", "class", "mla", f"a{rng.randrange(99)}")
+    )
+    own = folder.path / "plugin"
+    target = own / rng.choice(("", "x", "folder/../y", "x" * 300))
+    place = rng.choice(
+        (target, target, folder.path / "folder", folder.good, folder.path / "loop", "/dev/null")
+    )
+    result = costcache_(
+        rng.choice(("new-policy", "new-architecture")), "--out", str(place), "--", name.replace("\x00", "")
+    )
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    if result.exit_code == 0:
+        files = list(Path(place).rglob("*.py"))
+        if len(files) < 2:
+            raise Problem(f"wrote {files} only")
+        for path in files:
+            compile(path.read_text(encoding="utf-8"), str(path), "exec")
+        shutil.rmtree(place)
+        (folder.path / "folder").mkdir(exist_ok=True)  # other inputs need it
+    elif result.exit_code == 1 and result.stderr.count("\n") != 1:
+        raise Problem(f"an error of several lines: {result.stderr[:300]!r}")
+    elif any(own.rglob("*.*")):
+        raise Problem("an error left files behind")
+
+
+def hints(rng: Rng, folder: Folder) -> None:
+    """What a client sends along: read, or left out, and never an error."""
+    given = {rng.choice((*sorted(HINTS), *TEXTS)): value(rng) for _ in range(rng.randrange(4))}
+    said: Any = rng.choice((given, given, value(rng)))
+    if rng.random() < 0.4:
+        said = json.dumps(said)
+        said = said[: rng.randrange(len(said) + 1)] if rng.random() < 0.3 else said
+    info = read_hints(said)
+    pool = RadixCache("deepseek-v3", 64, 1, rng.choice(("hazard", "lru", "wild")))
+    for at in range(3):
+        pool.insert([at % 2] * 40, request=at)
+        pool.finish(at, info)
+    if info != NO_HINTS and not isinstance(said, dict | str):
+        raise Problem(f"{said!r} was read as {info}")
+
+
+def vllm_settings(rng: Rng, folder: Folder) -> None:
+    """Settings inside vLLM and its offload tier: read, or an error of one line that says what is wrong."""
+    fields = sorted(OffloadSettings.model_fields)
+    given: Any = {rng.choice((*fields, *TEXTS)): value(rng) for _ in range(rng.randrange(1, 4))}
+    said = rng.choice((given, given, value(rng), rng.choice(TEXTS), json.dumps(given)))
+    own = rng.choice((None, {rng.choice(fields): value(rng)}, value(rng)))
+    transfer = SimpleNamespace(kv_connector_extra_config={"costcache": own})
+    config = SimpleNamespace(
+        additional_config=rng.choice(({"costcache": said}, said)),
+        kv_transfer_config=rng.choice((None, transfer)),
+    )
+    policy = rng.choice((None, None, "lru", rng.choice(TEXTS)))
+    try:
+        server = read_config(config)
+        settings = read_offload_config(config, policy)
+        if server is not None:
+            Binding.of(ModelSpec.preset("llama-3-8b"), Deployment(), server)
+        Binding.of(ModelSpec.preset("llama-3-8b"), Deployment(), settings)
+    except CostcacheError as error:
+        if not str(error) or "\n" in str(error):
+            raise Problem(f"not one line: {str(error)[:300]!r}") from error
+
+
 SURFACES: dict[str, tuple[int, Callable[[Rng, Folder], None]]] = {
     "traces": (8, traces),
     "options": (4, options),
@@ -518,5 +594,8 @@ SURFACES: dict[str, tuple[int, Callable[[Rng, Folder], None]]] = {
     "tables": (2, tables),
     "paths": (1, paths),
     "arrivals": (1, arrivals),
+    "plugin names": (1, plugin_names),
+    "hints": (1, hints),
+    "vllm settings": (2, vllm_settings),
 }
 """Surfaces with the share of inputs that each gets."""

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 Namespace = tuple[str | None, str | None]
@@ -79,6 +80,8 @@ class NaiveCache:
         trim_step: int,
         slack: int = 0,
         headroom: float = 0.0,
+        merge_from: float = math.inf,
+        merge_alike: int = 8,
     ) -> None:
         self.page_size = page_size
         self.capacity = capacity // page_size * page_size
@@ -86,6 +89,8 @@ class NaiveCache:
         self.slack = slack
         self.trim_step = trim_step
         self.headroom = headroom
+        self.merge_from = merge_from
+        self.merge_alike = merge_alike
         self.pages: dict[Prefix, Page] = {}
         self.ends: set[Prefix] = set()
         self.pins: Counter[Prefix] = Counter()
@@ -291,7 +296,52 @@ class NaiveCache:
                     page.uses += 1
                     page.last_use = self.now
         request.counted = max(request.counted, stop)
+        if stop:
+            self._merge(space, tokens[:stop])
         return stop
+
+    def _merge(self, space: Namespace, tokens: tuple[int, ...]) -> None:
+        """Merge the nodes of a long path that have about the same uses, and that nothing branches off."""
+        ends = self.edges((space, tokens))
+        if len(ends) <= self.merge_from:
+            return
+        runs: list[list[int]] = [[ends[0]]]
+        for before, end in pairwise(ends):
+            first = self.pages[space, tokens[: runs[-1][0]]]
+            last, page = self.pages[space, tokens[:before]], self.pages[space, tokens[:end]]
+            size = before + self.page_size
+            after = [
+                t for s, t in self.pages if s == space and len(t) == size and t[:before] == tokens[:before]
+            ]
+            if (
+                len(after) == 1
+                and not self.pins[space, tokens[:before]]
+                and last.priority == page.priority
+                and (first.uses - page.uses) * self.merge_alike <= first.uses
+            ):
+                runs[-1].append(end)
+            else:
+                runs.append([end])
+        if (len(ends) - len(runs)) * 8 < len(ends):
+            return
+        for run in runs:
+            whole = space, tokens[: run[-1]]
+            uses, last = self.pages[space, tokens[: run[0]]].uses, self.pages[whole]
+            for n in range(
+                self.start((space, tokens[: run[0]])) + self.page_size, run[-1] + 1, self.page_size
+            ):
+                page = self.pages[space, tokens[:n]]
+                page.uses, page.last_use, page.created, page.creator = (
+                    uses,
+                    last.last_use,
+                    last.created,
+                    last.creator,
+                )
+            for end in run[:-1]:
+                self.ends.discard((space, tokens[:end]))
+                for place in self.places:
+                    if place.prefix == (space, tokens[:end]):
+                        place.prefix = whole
 
     def _nodes_to(self, space: Namespace, tokens: tuple[int, ...]) -> list[tuple[int, int]]:
         edges = self.edges((space, tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -80,9 +81,20 @@ class CacheMachine(Prompts, RuleBasedStateMachine):
         trim=st.sampled_from(["auto", "exact", "chunk", "off"]),
         headroom=st.sampled_from([0.0, 0.0, 0.1, 0.3]),
         slack=st.integers(1, 12),
+        merge_from=st.sampled_from([1, 2, 64]),
+        merge_alike=st.sampled_from([1, 2, 8]),
     )
     def make(
-        self, policy: str, page_size: int, pages: int, rest: int, trim: str, headroom: float, slack: int
+        self,
+        policy: str,
+        page_size: int,
+        pages: int,
+        rest: int,
+        trim: str,
+        headroom: float,
+        slack: int,
+        merge_from: int,
+        merge_alike: int,
     ) -> None:
         policy_settings: dict[str, int] = {}
         if policy == "slru":
@@ -102,7 +114,19 @@ class CacheMachine(Prompts, RuleBasedStateMachine):
             policy_settings=policy_settings,
         )
         step = {"off": 0, "chunk": -(-CHUNK // page_size) * page_size}.get(trim, page_size)
-        self.model = NaiveCache(capacity, page_size, policy, trim_step=step, slack=slack, headroom=headroom)
+        self.model = NaiveCache(
+            capacity,
+            page_size,
+            policy,
+            trim_step=step,
+            slack=slack,
+            headroom=headroom,
+            merge_from=merge_from if step and policy != "tlru" else math.inf,  # which takes no merges
+            merge_alike=merge_alike,
+        )
+        if step:
+            self.cache._tree.merge_from = merge_from
+        self.cache._tree.merge_alike = merge_alike
         self.policy = policy
         self.history: list[tuple[int, ...]] = [()]
         self.handles: list[Handle] = []

@@ -31,12 +31,14 @@ requests = st.fixed_dictionaries(
 class Beside:
     """A cache under hazard, and one under LRU that is fed the same requests."""
 
-    def __init__(self, pages: int, page: int) -> None:
+    def __init__(self, pages: int, page: int, merge_from: int) -> None:
         self.page = page
         self.caches = [
             RadixCache(MODEL, pages * page, page, policy=policy, plugins=PLUGINS, policy_settings=settings)
             for policy, settings in (("hazard", {"refresh": 7}), ("lru", {}))
         ]
+        for cache in self.caches:
+            cache._tree.merge_from, cache._tree.merge_alike = merge_from, 2
         self.hits = [0, 0]
         self.prompts: list[list[int]] = [[]]
         self.running: list[tuple[int, list[Node]]] = []
@@ -85,9 +87,16 @@ class Beside:
         assert min(shadow.tokens, shadow.room) == self.caches[1].cached
 
 
-@given(st.lists(requests, max_size=120), st.integers(3, 40), st.sampled_from([1, 2, 16]))
-def test_the_account_is_the_difference_to_lru(stream: list[dict[str, Any]], pages: int, page: int) -> None:
-    beside = Beside(pages, page)
+@given(
+    st.lists(requests, max_size=120),
+    st.integers(3, 40),
+    st.sampled_from([1, 2, 16]),
+    st.sampled_from([1, 2, 64]),
+)
+def test_the_account_is_the_difference_to_lru(
+    stream: list[dict[str, Any]], pages: int, page: int, merge_from: int
+) -> None:
+    beside = Beside(pages, page, merge_from)
     for request in stream:
         beside.serve(**request)
         beside.check()

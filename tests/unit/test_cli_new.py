@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from costcache.cli import cli
-from tests.unit.commands import costcache_
+from tests.unit.commands import costcache_, refusal
 
 
 @pytest.mark.parametrize(("kind", "name"), [("policy", "by-tenant"), ("architecture", "acme")])
@@ -60,3 +60,10 @@ def test_a_name_that_is_taken_and_a_folder_that_is_full_are_refused(tmp_path: Pa
 
 def test_the_commands_are_listed() -> None:
     assert {"new-policy", "new-architecture"} <= set(cli.list_commands(None))  # type: ignore[arg-type]  # unused
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert refusal("new-policy", "abc", "--out", tmp_path / "file" / "x") == (
+        f"{str(tmp_path / 'file' / 'x')!r} cannot be written (Not a directory): name another one with --out"
+    )

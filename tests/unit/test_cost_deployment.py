@@ -29,6 +29,7 @@ def test_element_sizes(dtype: str, size: int) -> None:
     ("values", "message"),
     [
         ({"tp": 0}, "tp is 0; input should be greater than 0"),
+        ({"tp": 10**400}, "input should be less than or equal to 1048576"),
         ({"pp": "two"}, "pp is 'two'; input should be a valid integer"),
         ({"page_size": -1}, "page_size is -1; input should be greater than 0"),
         (

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costcache import KeyedOrder, NodeRecord, RadixCache, Victim, VictimOrder
+from costcache import Deployment, KeyedOrder, ModelSpec, NodeRecord, RadixCache, Victim, VictimOrder
+from costcache.binding import Binding
+from costcache.eviction import Refused
 from costcache.policies.keyed import FIFO, LRU, MRU
 from costcache.radix import Node
 from costcache.records import Action, RequestInfo
+from costcache.settings import Settings
 from tests.property.kit import MODEL, cache_with, check_structure, drain, manager, nodes_of
 
 EVENTS = ("insert", "touch", "refresh", "split", "trim", "remove", "unlock", "finish")
@@ -176,6 +179,42 @@ def test_an_order_that_names_an_evicted_node_is_dropped() -> None:
     assert [(v.start, v.tokens, v.trimmed) for v in eviction.victims] == expected
     assert cache.policy == "lru"
     check_structure(cache)
+
+
+@pytest.mark.parametrize("by_host", [False, True], ids=["evict", "a host's own walk"])
+def test_lru_passes_what_was_deferred_before_it_took_over(by_host: bool) -> None:
+    """It starts afresh, so it names the deferred node first; that does not end the eviction."""
+    stuck: list[NodeRecord] = []
+
+    def take(victim: Victim, needed: int) -> int | Refused:
+        record = victim.record
+        if record in stuck:
+            return Refused.NOT_NOW
+        pool.remove(record)
+        return record.tokens
+
+    binding = Binding.of(ModelSpec.preset(MODEL), Deployment(), Settings(policy="lru"), plugins=manager())
+    pool = binding.pool("kv", take, capacity=100)
+    pool.rank_by("again", Named(lambda _: Victim(records[0])))
+    records = [NodeRecord(0, None, 10, 0) for _ in range(4)]
+    for record in records:
+        pool.clock.accesses += 1
+        pool.insert(record)
+    stuck.append(records[0])
+    if not by_host:
+        assert pool.evict(30).freed == 30
+        assert (pool.policy, pool.cached) == ("lru", 10)
+        return
+    deferred: dict[int, Victim] = {}
+    named = []
+    while (victim := pool.next_victim(deferred)) is not None:
+        named.append(victim.record)
+        if victim.record in stuck:
+            deferred[victim.record.serial] = victim
+        else:
+            pool.remove(victim.record)
+    assert named == records
+    assert pool.policy == "lru"
 
 
 def test_an_order_that_names_the_same_locked_node_forever_is_dropped() -> None:

@@ -172,6 +172,32 @@ def test_a_pipe_is_read_and_written_through(pipe: Path, tmp_path: Path) -> None:
         assert json.loads(reader.communicate()[0])["hash_ids"] == [0, 1]
 
 
+def test_a_stream_of_requests_without_end_is_an_error(pipe: Path) -> None:
+    line = json.dumps(LINE).encode() + b"\n"
+    with subprocess.Popen(
+        ["sh", "-c", f"yes '{line.decode().strip()}' > '{pipe}'"], stderr=subprocess.DEVNULL
+    ):
+        assert refusal("trace", "info", pipe, "--max-stream", "1MB") == (
+            f"{pipe}: has more than 1,000,000 bytes, and as a pipe or device need not end; give a file, or "
+            "allow more with --max-stream"
+        )
+    packed = gzip.compress(line * 10_000)
+    assert len(packed) < 20_000 < len(line) * 10_000
+    assert "standard input: has more than 20,000" in refusal(
+        "trace", "info", "-", "--max-stream", "20kB", stdin=packed
+    )
+    assert "requests        10,000" in answer("trace", "info", "-", "--max-stream", "1MB", stdin=packed)
+
+
+def test_a_file_has_an_end_and_may_have_any_size(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", json.dumps(LINE).encode() + b"\n")
+    assert answer("trace", "info", path, "--max-stream", "1B")
+    code = "from costcache.cli import main; main()"
+    command = [sys.executable, "-c", code, "trace", "info", "-", "--max-stream", "1B"]
+    with path.open("rb") as stream:
+        assert subprocess.run(command, stdin=stream, capture_output=True, check=False).returncode == 0
+
+
 def test_want_of_memory_is_one_line(tmp_path: Path) -> None:
     rows = [{**LINE, "input_length": 512 * 3000, "hash_ids": list(range(k, k + 3000))} for k in range(1000)]
     path = write(tmp_path / "large.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in rows))

@@ -93,6 +93,13 @@ class Forgetful(Good):
         pass
 
 
+class Mistaken(Scanning):
+    """Forgets the wrong one of two nodes that were merged."""
+
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        del self.nodes[tail.serial]
+
+
 class Stubborn(Scanning):
     """Names locked nodes too."""
 
@@ -169,6 +176,7 @@ def test_a_policy_without_a_fault_passes() -> None:
             "LRU had to take over",
         ),
         (Offer(Forgetful), WATCHED, "named no victim"),
+        (Offer(Mistaken), WATCHED, "named no victim"),
         (Offer(Stubborn), WATCHED, "which is locked"),
         (Offer(Good, ""), OFFERED, "summary is empty"),
         (

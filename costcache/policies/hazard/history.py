@@ -119,10 +119,23 @@ class Tracked:
         pinned_until: Count of requests up to which it stays, since a waiting request needs it.
         dirty: Whether it is on the ranker's list of nodes whose rank is out of date.
         rest: Tokens trimmed off the node that LRU may still hold, from back to front; None if there are none.
-        above: The parent of an evicted node.
+        above: The parent of an evicted node, or the node that took over the tokens of a merged one.
+        merged_at: Where a merged node ended: walks that ended there, or in a child that is evicted by now,
+            do not follow the other one further. 0 for others.
     """
 
-    __slots__ = ("above", "dirty", "name", "pieces", "pinned_until", "record", "rest", "stamp", "trimmed")
+    __slots__ = (
+        "above",
+        "dirty",
+        "merged_at",
+        "name",
+        "pieces",
+        "pinned_until",
+        "record",
+        "rest",
+        "stamp",
+        "trimmed",
+    )
 
     def __init__(
         self, record: NodeRecord, pieces: list[Piece], trimmed: list[Piece], name: int | None = None
@@ -136,6 +149,7 @@ class Tracked:
         self.dirty = False
         self.rest: list[Part] | None = None
         self.above: Tracked | None = None
+        self.merged_at = 0
 
 
 def join(pieces: list[Piece]) -> list[Piece]:

@@ -199,6 +199,29 @@ class Intake:
         tracked.pinned_until = known.pinned_until
         self.nodes += 1
 
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        """Put the histories of two nodes in a row that became one; those that are equal are joined."""
+        if self.pending:
+            self.catch_up()
+        first: Tracked = prefix.data
+        last: Tracked = tail.data
+        end = prefix.depth + prefix.tokens
+        front, off = split_at(first.pieces, end)
+        off += first.trimmed
+        if off:  # tokens that were trimmed off the prefix before others followed it
+            self._censor(off)
+        if first.rest is not None:
+            self._learner.shadow.keep(first.rest, tail, end)
+            first.rest = None
+        front += last.pieces
+        last.pieces = join(front)
+        last.name = first.name
+        last.pinned_until = max(last.pinned_until, first.pinned_until)
+        first.above, first.merged_at = last, end
+        first.stamp = 0
+        prefix.data = None
+        self.nodes -= 1
+
     def trim(self, record: NodeRecord, tokens: int) -> None:
         """Remember the last ``tokens`` tokens of a node, which were evicted, with what is left of it."""
         if self.pending:

@@ -72,10 +72,10 @@ class Hazard(VictimOrder):
     often and how regularly a node was used, or for one used once how many tokens its request brought; and
     the output length, finish reason and priority of the last request.
 
-    Works on nodes: a split leaves both parts the history; a trim evicts the tail and remembers it; tokens
-    that return get their history back, and new ones after them start without any, see
-    :mod:`costcache.policies.hazard.history`. Of such a node, the part with the last history is evicted by
-    itself.
+    Works on nodes: a split leaves both parts the history; a merge puts both histories in a row; a trim
+    evicts the tail and remembers it; tokens that return get their history back, and new ones after them
+    start without any, see :mod:`costcache.policies.hazard.history`. Of a node with several, the part with
+    the last history is evicted by itself.
 
     Cost: a match notes its uses, in about a microsecond a node; their work is done before whatever comes
     next, and takes ten to twenty more in a large cache. Leaves are kept by class and age
@@ -145,6 +145,9 @@ class Hazard(VictimOrder):
 
     def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
         self.intake.split(prefix, tail)
+
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        self.intake.merge(prefix, tail)
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._named = None

@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from costcache.policies.hazard.history import Part, Piece, Tracked, Walk
+from costcache.records import NodeRecord
 
 __all__ = ["ShadowLRU"]
 
@@ -214,6 +215,19 @@ class ShadowLRU:
             rest.append((first, stop, walk, content))
         tracked.rest = rest
 
+    def keep(self, rest: list[Part], record: NodeRecord, at: int) -> None:
+        """Remember by its name what was trimmed off a node that another one was merged into.
+
+        Args:
+            rest: Its parts.
+            record: The node by now.
+            at: Where they begin, which is inside it.
+        """
+        content = rest[-1][3]
+        name = None if content is None else record.prefix_hash_with(at - record.depth, content)
+        if name is not None:
+            self._remember(name, rest)
+
     def remove(self, tracked: Tracked, name: int | None) -> None:
         """A node was evicted whole, and :meth:`evict` has been called."""
         parent, rest = tracked.record.parent, tracked.rest
@@ -261,18 +275,24 @@ class ShadowLRU:
                 break
             low, high, later = walk.low, walk.high, 0
             if high > low:
-                tracked, floor = walk.end, low
+                tracked, floor, until = walk.end, low, high
+                merged: Tracked | None = None
                 while tracked is not None:
                     record = tracked.record
                     if record.data is not tracked:
+                        if tracked.merged_at:
+                            _skip_merged(tracked)
+                            if tracked.merged_at < until:
+                                merged, until = tracked, tracked.merged_at
                         tracked = tracked.above
                         continue
                     start = record.depth
-                    if start >= high:
+                    if start >= until:
                         tracked = None if record.parent is None else record.parent.data
                         continue
-                    if start + record.tokens < high:
-                        start += record.tokens
+                    until = min(until, start + record.tokens)
+                    if until < high:
+                        start = until
                     elif walk.recency < record.recency < before:  # touched since, and so is all before it
                         later = record.recency
                     elif record.locks and record.locks > int(record.recency >= before):  # one may be its own
@@ -280,7 +300,7 @@ class ShadowLRU:
                     if start > low:
                         floor = start
                     break
-                walk.end = tracked
+                walk.end = tracked if merged is None else merged
                 if not later:
                     if high - floor > excess:
                         walk.high = high - excess
@@ -306,3 +326,11 @@ class ShadowLRU:
     def _move(self, walk: Walk) -> None:
         self._moved += 1
         heappush(self._heap, (walk.recency, self._moved, walk))
+
+
+def _skip_merged(tracked: Tracked) -> None:
+    """Let a merged node refer to the node that has its tokens now, past others that were merged since."""
+    above = tracked.above
+    while above is not None and above.merged_at:
+        tracked.merged_at = min(tracked.merged_at, above.merged_at)  # less, if that was trimmed before
+        tracked.above = above = above.above

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from costcache.sim.traces.messages import Message, pieces, text_of
-from costcache.sim.traces.rows import Milliseconds, Rows, fail
+from costcache.sim.traces.rows import Milliseconds, Rows, fail, note_time
 from costcache.sim.traces.tokens import TextColumns
 
 if TYPE_CHECKING:
@@ -84,18 +84,13 @@ def read_conversations(
         TraceError: If a line is malformed, or the tokenizer cannot be loaded.
     """
     columns = TextColumns(source, tokenizer, block_size)
-    timed: bool | None = None
     for number, row in _ROWS.read(source):
         turns = row.traj or row.conversations or row.turns
         if turns is None:
             if row.traj is row.conversations is row.turns is None:
                 fail(source.label, number, "turns", None, "a list of turns, in traj, conversations or turns")
             continue
-        if timed is None:
-            timed = turns[0].timestamp is not None
-        if timed != (turns[0].timestamp is not None):
-            expected = "a time of the first turn in every line or in none"
-            fail(source.label, number, "timestamp", turns[0].timestamp, expected)
+        note_time(source, number, turns[0].timestamp, "a time of the first turn in every line or in none")
         answered = any(turn.message().role in _ASSISTANT for turn in turns)
         session = number if row.session_id is None else row.session_id
         prompt: list[str] = []
@@ -118,5 +113,4 @@ def read_conversations(
                 )
             if answers:
                 prompt += pieces(message)
-    source.timed = bool(timed)
     return columns.trace(from_zero=True)

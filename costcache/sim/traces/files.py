@@ -247,11 +247,9 @@ def open_source(
         with contextlib.ExitStack() as stack:
             if str(path) == "-":
                 raw: IO[bytes] = sys.stdin.buffer  # not closed here
-                total = None
             else:
                 raw = stack.enter_context(io.FileIO(open_to_read(path), "rb"))
-                status = os.fstat(raw.fileno())
-                total = status.st_size if stat.S_ISREG(status.st_mode) else None
+            total = _size(raw)
             taken = _Counted(raw)
             # A buffer of our own, so that any binary stream can be peeked at.
             stored = io.BufferedReader(taken, _BUFFER)
@@ -262,6 +260,8 @@ def open_source(
 
             def check(unpacked: int) -> None:
                 bounds.check_bytes(label, taken.taken, unpacked)
+                if total is None:
+                    bounds.check_stream(label, unpacked)
 
             source = Source(path, _Counted(_decompressed(stored, label), check), report, bounds)
             yield source
@@ -275,6 +275,15 @@ def open_source(
         raise TraceError(f"{label}: cannot be read, being a folder; give a file in it") from error
     except OSError as error:
         raise TraceError(f"{label}: cannot be read ({error.strerror or error}); check the path") from error
+
+
+def _size(stream: IO[bytes]) -> int | None:
+    """Bytes of a regular file; None for what need not have an end."""
+    try:
+        status = os.fstat(stream.fileno())
+    except OSError:  # a stream in memory, which stands for standard input
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _decompressed(stored: io.BufferedReader[_Counted], label: str) -> IO[bytes]:

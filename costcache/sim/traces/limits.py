@@ -20,6 +20,7 @@ class Limits:
         line: Bytes of the longest line. A file that is one JSON array counts as one line.
         expansion: Most decompressed bytes per byte of a compressed file, and most prompt tokens per
             decompressed byte. The first 16 MiB, and 16 Mi tokens, are not counted.
+        stream: Most decompressed bytes of a pipe or device, which need not have an end.
 
     Raises:
         TraceError: If a bound is under 1.
@@ -27,9 +28,10 @@ class Limits:
 
     line: int = 64 << 20
     expansion: int = 1000
+    stream: int = 4 << 30
 
     def __post_init__(self) -> None:
-        for name, value in (("line", self.line), ("expansion", self.expansion)):
+        for name, value in (("line", self.line), ("expansion", self.expansion), ("stream", self.stream)):
             if value < 1:
                 raise TraceError(f"limit {name} is {value}; give 1 or more")
 
@@ -43,6 +45,18 @@ class Limits:
             raise TraceError(
                 f"{label}: {stored:,} compressed bytes unpack to more than {unpacked:,}; if the file is "
                 f"sound, allow more than {self.expansion:,} times with --max-expansion"
+            )
+
+    def check_stream(self, label: str, unpacked: int) -> None:
+        """Check the decompressed bytes read so far of what is no regular file.
+
+        Raises:
+            TraceError: If there are too many.
+        """
+        if unpacked > self.stream:
+            raise TraceError(
+                f"{label}: has more than {self.stream:,} bytes, and as a pipe or device need not end; give a "
+                "file, or allow more with --max-stream"
             )
 
     def check_tokens(self, label: str, size: int, tokens: int) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from costcache.sim.traces.rows import Milliseconds, Rows, Tokens, fail
+from costcache.sim.traces.rows import Milliseconds, Rows, Tokens, fail, note_time
 from costcache.sim.traces.tokens import TextColumns
 
 if TYPE_CHECKING:
@@ -130,7 +130,6 @@ def read_messages(source: Source, *, block_size: int | None = None, tokenizer: s
         TraceError: If a line is malformed, or the tokenizer cannot be loaded.
     """
     columns = TextColumns(source, tokenizer, block_size)
-    timed: bool | None = None
     came: dict[str | int, float] = {}  # when each session's last request did
     for number, row in _ROWS.read(source):
         asked = row if row.body is None else row.body
@@ -144,10 +143,8 @@ def read_messages(source: Source, *, block_size: int | None = None, tokenizer: s
         follows = row.session_id is not None and row.session_id in came
         if row.delay is not None and row.session_id is not None and row.timestamp is None and follows:
             seconds = came[row.session_id] + row.delay / 1000.0
-        elif timed is None:
-            timed = row.timestamp is not None
-        elif timed != (row.timestamp is not None):
-            fail(source.label, number, "timestamp", row.timestamp, "a time in every line or in none")
+        else:
+            note_time(source, number, row.timestamp, "a time in every line or in none")
         if row.session_id is not None:
             came[row.session_id] = seconds
         answer, finish, tokens = _answer(row.response)
@@ -165,7 +162,6 @@ def read_messages(source: Source, *, block_size: int | None = None, tokenizer: s
             priority=asked.priority or 0,
             think=None if row.delay is None else row.delay / 1000.0,
         )
-    source.timed = bool(timed)
     return columns.trace(from_zero=True)
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "Tokens",
     "fail",
     "fail_block_size",
+    "note_time",
 ]
 
 MOST_TOKENS = 2**40
@@ -138,6 +139,19 @@ def fail(
     if len(text) > _SHOWN:
         text = text[: _SHOWN - 3] + "..."
     raise TraceError(f"{label}, line {number}: {field} is {text}; expected {expected}") from error
+
+
+def note_time(source: Source, number: int, timestamp: object, expected: str) -> None:
+    """Note in ``source.timed`` whether a line has a time; all of a file do, or none.
+
+    Raises:
+        TraceError: The lines before say otherwise.
+    """
+    timed = timestamp is not None
+    if source.timed is None:
+        source.timed = timed
+    elif source.timed != timed:
+        fail(source.label, number, "timestamp", timestamp, expected)
 
 
 def fail_block_size(label: str, number: int, field: str, value: int, size: int, *, asked: bool) -> NoReturn:
