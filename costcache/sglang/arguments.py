@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from costcache.errors import CostcacheError, PluginError, SettingsError
 from costcache.hookspecs import PROJECT
 from costcache.plugins import PluginManager, get_plugins
-from costcache.settings import Settings, read_settings
+from costcache.recording.settings import ENVIRONMENT, ServerSettings, recording_asked
+from costcache.settings import read_settings
 from costcache.sglang.build import PREFIX, read_policy
 
 __all__ = ["check_arguments", "parsed", "resolving", "settings_of"]
+
+logger = logging.getLogger("costcache")
 
 OWN_CACHES = ("enable_lmcache", "enable_flexkv")
 """Options that bring a prefix cache of their own."""
 
 
-def settings_of(args: Any) -> Settings | None:
+def settings_of(args: Any) -> ServerSettings | None:
     """The settings that SGLang's ``ServerArgs`` give; None if they do not ask for costcache.
 
     Raises:
@@ -52,7 +56,14 @@ def check_arguments(args: Any, plugins: PluginManager | None = None) -> None:
         ConfigError: The model's config cannot be read.
     """
     settings = settings_of(args)
+    asked = recording_asked(None if settings is None else settings.record)
     if settings is None or args.disable_radix_cache:
+        if asked is not None:
+            logger.warning(
+                "costcache: nothing is recorded without its cache, though %s is set: add "
+                "--radix-eviction-policy costcache:lru, which evicts as SGLang does",
+                ENVIRONMENT,
+            )
         return
     for option in OWN_CACHES:
         if getattr(args, option, False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -19,12 +19,16 @@ from costcache.deployment import Deployment, KVDtype
 from costcache.errors import SettingsError
 from costcache.model import CompressedAttention, ModelSpec
 from costcache.plugins import PluginManager, get_plugins
-from costcache.settings import Settings, read_settings
+from costcache.recording.settings import ServerSettings, recording_asked
+from costcache.settings import read_settings
 from costcache.sglang.cache import CostCache
 from costcache.sglang.components import COMPONENTS
 from costcache.sglang.fastcore import FastTreeCore
 from costcache.sglang.pycore import CORE
 from costcache.sglang.readback import describe_pools, index_dtype, state_dtypes
+
+if TYPE_CHECKING:
+    from costcache.recording.recorder import Recorder
 
 __all__ = [
     "PREFIX",
@@ -57,8 +61,8 @@ KV_DTYPES: dict[str, KVDtype] = {
 }
 
 
-class SglangSettings(Settings):
-    """Settings of costcache inside SGLang: those of every cache, and those of its host tier."""
+class SglangSettings(ServerSettings):
+    """Settings of costcache inside SGLang: those of every server, and those of its host tier."""
 
     host_tier: Literal["stock", "by_cost"] = Field(
         "stock",
@@ -110,10 +114,9 @@ def read_policy(name: str, config: dict[str, Any] | None) -> SglangSettings:
 def read_deployment(ctx: Any, kv_dtype: str, settings: Settings | None = None) -> Deployment:
     """Read how the server runs the model from its arguments and pools."""
     args, params = ctx.server_args, ctx.params
-    replicas = getattr(args, "attn_dp_size", None) or (args.dp_size if args.enable_dp_attention else 1)
     return Deployment(
         tp=ctx.tp_size,
-        dp_attention=int(replicas),
+        dp_attention=_replicas(ctx),
         pp=args.pp_size,
         # Four-byte KV is for tests on CPU: priced as two bytes, and compared as four.
         kv_dtype=KV_DTYPES.get(kv_dtype, "bf16"),
@@ -130,6 +133,12 @@ def speeds(settings: Settings | None) -> dict[str, float]:
     names = ("flops_per_second", "host_link_bytes_per_second")
     given = {name: getattr(settings, name, None) for name in names}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _replicas(ctx: Any) -> int:
+    """Groups of ranks that serve requests of their own."""
+    args = ctx.server_args
+    return int(getattr(args, "attn_dp_size", None) or (args.dp_size if args.enable_dp_attention else 1))
 
 
 def refuse(ctx: Any) -> None:
@@ -188,7 +197,7 @@ def refuse_pools(model: ModelSpec, params: Any, *, host_tier: bool) -> None:
 def build(
     original: Any,
     ctx: Any,
-    settings: Settings,
+    settings: ServerSettings,
     *,
     cache_class: Any = None,
     plugins: PluginManager | None = None,
@@ -235,6 +244,7 @@ def build(
         linker=get_memory().enable_unified_cache_external_linker,
     )
     cache = original(ctx, cache_class=make_cache(params, binding, core))
+    cache.recorder = _recorder(ctx, settings, cache)
     architecture = binding.architecture
     if get_memory().enable_unified_memory:
         logger.warning(
@@ -254,6 +264,33 @@ def build(
         type(cache).__name__,
     )
     return cache
+
+
+def _recorder(ctx: Any, settings: ServerSettings, cache: Any) -> Recorder | None:
+    """The recorder of a cache, on one of the ranks that serve the same requests; None if none is asked for.
+
+    Raises:
+        SettingsError: A setting is wrong, or the folder cannot be written to.
+    """
+    asked = recording_asked(settings.record)
+    params = ctx.params
+    if asked is None:
+        return None
+    asked.tokens_per_hash(params.page_size)  # wrong on every rank, or on none
+    if ctx.tp_rank % (ctx.tp_size // _replicas(ctx)) or params.pp_rank:
+        return None
+    from sglang import __version__
+
+    from costcache.recording.recorder import Recorder
+
+    return Recorder(
+        asked,
+        params.page_size,
+        server=f"sglang {__version__}",
+        policy=cache.pools.kv.policy,
+        architecture=cache.binding.architecture.model.architecture,
+        capacity=cache.pools.kv.state().capacity if cache.full_alone else None,
+    )
 
 
 def choose_core(

@@ -19,12 +19,13 @@ from costcache.sglang.admission import Admission
 from costcache.sglang.metrics import CostMetrics
 from costcache.sglang.patches import exact_reclaims, slot_freer
 from costcache.sglang.pools import Pools
-from costcache.sglang.requests import Life, info, life_of
+from costcache.sglang.requests import Life, ended, info, life_of
 from costcache.sglang.victims import KvVictims, ValueVictims, make_victims
 
 if TYPE_CHECKING:
     from costcache.binding import Binding
-    from costcache.records import RequestRecord
+    from costcache.recording.recorder import Recorder
+    from costcache.records import RequestInfo, RequestRecord
 
 __all__ = ["CostCache"]
 
@@ -48,6 +49,7 @@ class CostCache(UnifiedRadixCache):
         pools: Its pools.
         admission: Says what the host tier copies and loads, by cost; None for all that SGLang would.
         cost_metrics: Counts evictions for Prometheus; None unless metrics are on.
+        recorder: Records the requests; None unless that was asked for.
         full_alone: Whether full attention is the model's only component.
         free_slots: Returns the slots of evicted nodes to the allocator; see
             :func:`costcache.sglang.patches.slot_freer`.
@@ -72,6 +74,7 @@ class CostCache(UnifiedRadixCache):
         self.tree_core: Any = None
         self.host_pool_group: Any = None
         self.cost_metrics: CostMetrics | None = None
+        self.recorder: Recorder | None = None
         self._victims: dict[str, Any] = {}
         self._walking = False
         self._shares_memory = False
@@ -177,7 +180,17 @@ class CostCache(UnifiedRadixCache):
         life: Life = life_of(req, self.pools)
         if not life.finished:
             life.finished = True
-            self.pools.finish(life.records, info(req, life))
+            told = info(req, life)
+            self.pools.finish(life.records, told)
+            if self.recorder is not None:
+                self._record(self.recorder, req, told)
+
+    def _record(self, recorder: Recorder, req: Any, told: RequestInfo) -> None:
+        try:
+            recorder.add(ended(req, told))
+        except Exception as error:
+            logger.error("costcache: recording ends, and the server goes on", exc_info=error)
+            self.recorder = None
 
     # -- evictions ---------------------------------------------------------------------------
 

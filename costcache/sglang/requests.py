@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from array import array
 from typing import TYPE_CHECKING, Any
 
 from costcache.hints import HINTS, KEY, read_hints
+from costcache.recording.hashes import Tokens
+from costcache.recording.recorder import Ended
 from costcache.records import MOST_ENDING, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
     from costcache.sglang.pools import Pools
 
-__all__ = ["HINTS", "KEY", "Life", "hints", "info", "life_of"]
+__all__ = ["HINTS", "KEY", "Life", "ended", "hints", "info", "life_of"]
 
 ATTRIBUTE = "_costcache"
 
@@ -74,3 +78,22 @@ def info(req: Any, life: Life) -> RequestInfo:
 def hints(params: Any) -> RequestInfo:
     """Hints of a client: the object ``costcache`` in a request's ``custom_params``."""
     return read_hints(params.get(KEY) if isinstance(params, dict) else None)
+
+
+def ended(req: Any, told: RequestInfo) -> Ended:
+    """A request that has finished, for a recording: copies its tokens, which are hashed elsewhere."""
+    prompt, output = req.origin_input_ids, req.output_ids
+    now = time.time()
+    arrived = req.time_stats.scheduler_recv_time
+    return Ended(
+        Tokens(repr((req.extra_key, req.cache_salt)).encode(), _raw(prompt), _raw(output)),
+        len(prompt),
+        req.cached_tokens,
+        now - (time.perf_counter() - arrived) if arrived else now,
+        now,
+        told,
+    )
+
+
+def _raw(tokens: Any) -> bytes:
+    return (tokens if isinstance(tokens, array) and tokens.typecode == "q" else array("q", tokens)).tobytes()

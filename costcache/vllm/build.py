@@ -16,6 +16,7 @@ from costcache.deployment import Deployment, KVDtype
 from costcache.errors import CostcacheError, SettingsError
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
+from costcache.recording.settings import ServerSettings
 from costcache.settings import Settings, read_settings
 from costcache.vllm import SUPPORTED
 
@@ -51,8 +52,8 @@ KV_DTYPES: dict[str, KVDtype] = {
 _serving: list[Any] = []
 
 
-class VllmSettings(Settings):
-    """Settings of costcache inside vLLM: those of every cache, and one of its own."""
+class VllmSettings(ServerSettings):
+    """Settings of costcache inside vLLM: those of every server, and one of its own."""
 
     untested: Literal["refuse", "lru"] = Field(
         "refuse",

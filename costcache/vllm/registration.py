@@ -8,16 +8,18 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from costcache._version import described
-from costcache.vllm.build import bind, is_tested, read_config, serving
-from costcache.vllm.metrics import Sent
+from costcache.recording.settings import recording_asked
+from costcache.vllm.build import VllmSettings, bind, is_tested, read_config, serving
+from costcache.vllm.metrics import VLLMS_OWN, Sent
 from costcache.vllm.mixed import attach
 
 if TYPE_CHECKING:
     from costcache.binding import Binding
+    from costcache.recording.settings import RecordSettings
     from costcache.vllm.blocks import Blocks
-    from costcache.vllm.build import VllmSettings
+    from costcache.vllm.recording import Recording
 
-__all__ = ["choose", "register", "why_not"]
+__all__ = ["choose", "record", "register", "why_not"]
 
 logger = logging.getLogger("costcache")
 
@@ -49,7 +51,9 @@ def check_early(arguments: Any) -> None:
     @functools.wraps(create)
     def create_engine_config(*args: Any, **kwargs: Any) -> Any:
         config = create(*args, **kwargs)
-        if read_config(config) is not None:
+        settings = read_config(config)
+        recording_asked(None if settings is None else settings.record)
+        if settings is not None:
             from costcache.vllm import metrics
 
             metrics.install()
@@ -76,8 +80,11 @@ def scheduler_class(base: Any) -> Any:
         def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
             settings = read_config(vllm_config)
             asked = settings is not None
-            if asked:
+            recorded = recording_asked(settings.record if settings is not None else None)
+            if asked or recorded is not None:
                 log_as_vllm()
+            if recorded is not None and not is_tested(settings or VllmSettings()):
+                recorded = None
             if settings is not None and not is_tested(settings):
                 settings = None
             with serving(vllm_config):  # always: the offload tier may have a policy, and the GPU none
@@ -89,6 +96,19 @@ def scheduler_class(base: Any) -> Any:
                     blocks.sent.observe(blocks.runs)
             elif asked:
                 self._costcache_sent = Sent(None)
+            self._costcache_recording: Recording | None = None
+            if recorded is not None:
+                self._costcache_recording = record(self.kv_cache_manager, vllm_config, recorded)
+
+        def add_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._costcache_recording is not None:
+                self._costcache_recording.begin(request)
+            return super().add_request(request, *args, **kwargs)
+
+        def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._costcache_recording is not None:
+                self._costcache_recording.end(request)
+            return super()._free_request(request, *args, **kwargs)
 
         def make_stats(self, *args: Any, **kwargs: Any) -> Any:
             stats = super().make_stats(*args, **kwargs)
@@ -126,6 +146,26 @@ def choose(manager: Any, vllm_config: Any, settings: VllmSettings) -> bool:
         return False
     _log(attach(manager, binding), manager, binding)
     return True
+
+
+def record(manager: Any, vllm_config: Any, settings: RecordSettings) -> Recording:
+    """Record the requests of a scheduler.
+
+    Raises:
+        SettingsError: A setting is wrong, or the folder cannot be written to.
+    """
+    from costcache.vllm.recording import Recording
+
+    blocks = getattr(manager.block_pool, "costcache", None)
+    runs = None if blocks is None else blocks.runs
+    names = getattr(vllm_config.model_config.hf_config, "architectures", None) or [""]
+    return Recording(
+        manager,
+        settings,
+        tokens_per_block(manager),
+        VLLMS_OWN if runs is None else runs.pool.policy,
+        names[0],
+    )
 
 
 def why_not(manager: Any) -> str | None:

@@ -109,7 +109,7 @@ class Server:
         cache = self.cache
         req.init_next_round_input(cache)
         self._load_back(req)
-        cached = req.prefix_len
+        cached = req.cached_tokens = req.prefix_len
         req.lock = cache.lock(req.last_node)
         prefix = cache.prefix_device_indices(req) if cached else torch.empty(0, dtype=torch.int64)
         tokens = req.full_untruncated_fill_ids

@@ -9,6 +9,13 @@ from typing import Any
 
 import pytest
 
+from costcache.deployment import Deployment
+from costcache.model import ModelSpec
+from costcache.settings import Settings
+from costcache.sim.engine import Simulator
+from costcache.sim.settings import ServingSettings
+from costcache.sim.traces.files import open_source
+from costcache.sim.traces.recording import Recorded, read_recorded
 from tests.sglang.engine import Run, run_engine
 from tests.sglang.streams import chats_and_scans
 from tests.sglang.tiny_models import write_model
@@ -57,16 +64,28 @@ def both(
         )
 
 
+def replayed(recorded: Recorded, model: Path, settings: Settings) -> float:
+    """Hit rate of a recording, replayed one request at a time at the engine's capacity and page size."""
+    (header,) = recorded.headers
+    simulator = Simulator(
+        recorded.trace, ModelSpec.from_config(model), Deployment(page_size=header.page_size)
+    )
+    return simulator.run(settings, header.capacity, serving=ServingSettings(concurrency=1)).token_hit_rate
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("name", OPTIONS)
 def test_answers_and_reuse_equal_stocks(name: str, tmp_path: Path) -> None:
     first, more = (192, 64) if name == "hybrid" else (120, 40)
     prompts = conversations(chats=6, turns=5, first=first, more=more, seed=4)
+    # With pages of one token, each has a hash: then no match is cut at the start of a block.
+    record = {"folder": str(tmp_path / "recorded"), "block_size": OPTIONS[name].get("page_size", 1)}
     ours = {
         "radix_eviction_policy": "costcache:lru",
-        "radix_eviction_policy_config": {"trim": "off", "core": "python"},
+        "radix_eviction_policy_config": {"trim": "off", "core": "python", "record": record},
     }
-    stock, run = both(write_model(name, tmp_path), prompts, tmp_path, ours, **OPTIONS[name])
+    model = write_model(name, tmp_path)
+    stock, run = both(model, prompts, tmp_path, ours, **OPTIONS[name])
     assert [a.output for a in run.answers] == [a.output for a in stock.answers]
     assert len({a.output for a in stock.answers}) > len(prompts) // 2, (
         "equality of like answers means nothing"
@@ -83,6 +102,16 @@ def test_answers_and_reuse_equal_stocks(name: str, tmp_path: Path) -> None:
     ):
         assert words in line
     assert "costcache" not in stock.log.split("server_args=")[-1].split("\n", 1)[-1]
+
+    (path,) = (tmp_path / "recorded").iterdir()
+    with open_source(path) as source:
+        recorded = read_recorded(source)
+    # An Engine's processes are killed at its end, perhaps before the last line is written.
+    done = len(recorded.trace)
+    assert len(prompts) - 1 <= done <= len(prompts)
+    assert recorded.cached.tolist() == [a.cached for a in run.answers[:done]]
+    if name != "hybrid":
+        assert abs(replayed(recorded, model, Settings(policy="lru", trim="off")) - recorded.hit_rate) < 0.005
 
 
 @pytest.mark.engine

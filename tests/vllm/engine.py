@@ -59,7 +59,8 @@ def run_engine(
         costcache: The entry ``costcache`` of the additional config, None for stock.
         environment: More variables.
         config: The model's config.
-        options: ``rounds`` of 8 prompts, and arguments of vLLM's ``LLM``.
+        options: ``rounds`` of 8 prompts, ``at_once`` how many of them are sent together (all), and arguments
+            of vLLM's ``LLM``.
 
     Returns:
         What :func:`main` printed as JSON, and the engine's log.
@@ -99,7 +100,7 @@ def prompts(rounds: int) -> list[list[list[int]]]:
 def main() -> None:
     """Answer the prompts of some rounds, and print a digest of the answers and what was cached."""
     given = json.loads(sys.argv[1])
-    costcache, rounds = given.pop("costcache"), given.pop("rounds")
+    costcache, rounds, at_once = given.pop("costcache"), given.pop("rounds"), given.pop("at_once", 8)
 
     from vllm import LLM, SamplingParams
 
@@ -121,8 +122,9 @@ def main() -> None:
     )
     sampling = SamplingParams(max_tokens=4, temperature=0, detokenize=False)
     cached, digest = 0, hashlib.sha256()
-    for batch in prompts(rounds):
-        inputs: Any = [{"prompt_token_ids": prompt} for prompt in batch]
+    sent = [prompt for batch in prompts(rounds) for prompt in batch]
+    for start in range(0, len(sent), at_once):
+        inputs: Any = [{"prompt_token_ids": prompt} for prompt in sent[start : start + at_once]]
         for output in llm.generate(inputs, sampling, use_tqdm=False):
             cached += output.num_cached_tokens or 0
             digest.update(repr(list(output.outputs[0].token_ids)).encode())

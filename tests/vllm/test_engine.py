@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.engine import WINDOWS, run_engine
+from costcache.deployment import Deployment
+from costcache.model import ModelSpec
+from costcache.settings import Settings
+from costcache.sim.engine import Simulator
+from costcache.sim.settings import ServingSettings
+from costcache.sim.traces.files import open_source
+from costcache.sim.traces.recording import read_recorded
+from tests.vllm.engine import MODEL, WINDOWS, run_engine
 
 pytestmark = pytest.mark.engine
 
@@ -56,6 +63,34 @@ def test_the_answers_are_stocks_on_a_model_with_windows(tmp_path: Path) -> None:
     assert hazard["cached"] > stock["cached"]
     assert hazard["metrics"]["costcache:evictions_total"] > 20
     assert hazard["metrics"]["costcache:fallbacks_total"] == 0
+
+
+@pytest.mark.parametrize("policy", [None, "hazard"])
+def test_a_recording_replayed_has_the_engines_hit_rate(policy: str | None, tmp_path: Path) -> None:
+    """Of stock vLLM too, which is recorded as it is."""
+    folder = tmp_path / "recorded"
+    result, log = run_engine(
+        tmp_path,
+        None if policy is None else {"policy": policy},
+        {"COSTCACHE_RECORD": str(folder)},
+        rounds=12,
+        at_once=1,
+        num_gpu_blocks_override=61,
+    )
+    assert result.get("reset"), log
+    (path,) = folder.iterdir()
+    with open_source(path) as source:
+        recorded = read_recorded(source)
+    (header,) = recorded.headers
+    assert len(recorded.trace) == 12 * 8
+    assert int(recorded.cached.sum()) == result["cached"]
+    assert (header.policy, header.page_size, header.capacity) == (policy or "vllm", 32, 60 * 32)
+    simulator = Simulator(recorded.trace, ModelSpec.from_config(MODEL), Deployment(page_size=32))
+    run = simulator.run(
+        Settings(policy=policy or "lru"), header.capacity, serving=ServingSettings(concurrency=1)
+    )
+    assert 0.05 < recorded.hit_rate < 0.9
+    assert abs(run.token_hit_rate - recorded.hit_rate) < 0.005
 
 
 def test_a_wrong_setting_stops_the_engine_and_names_it(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ MOONCAKE = Format("mooncake", lambda row: bool({"hash_ids", "input_length"} & ro
 # An archive, detected from its first bytes.
 FEW_SHOT = Format("few_shot", lambda row: False, clock=False, text=True)  # noqa: ARG005 # the signature of the others
 FORMATS = (
+    Format("recording", lambda row: _is_object(row.get("recording"))),
     Format("ragpulse", lambda row: _is_object(row.get("hash_ids"))),
     Format("bailian", lambda row: {"chat_id", "hash_ids"} <= row.keys()),
     Format("weka", lambda row: {"hash_id_scope", "requests"} <= row.keys(), clock=False),

@@ -1,0 +1,141 @@
+"""Salted hashes that stand for pages, sessions and tenants: they say which are equal, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+__all__ = ["Content", "Hashed", "Hasher", "Tokens"]
+
+_TOKEN_BYTES = 8
+_PER_TURN = 64
+"""Hashes after which the thread lets others run: the server's must not wait for it."""
+
+
+class Hasher:
+    """Hashes with one salt.
+
+    Attributes:
+        fingerprint: The same for two recordings with the same salt.
+    """
+
+    def __init__(self, salt: bytes) -> None:
+        self._key = blake2b(salt, digest_size=32).digest()
+        self.fingerprint = self.name("salt", "fingerprint")
+
+    def name(self, kind: str, text: str) -> str:
+        """Stands for a session, tenant or label."""
+        return blake2b(
+            text.encode("utf-8", "surrogatepass"), digest_size=8, key=self._key, person=kind.encode()
+        ).hexdigest()
+
+    def prefix(self, namespace: bytes) -> blake2b:
+        """Begin a prefix; prompts of different namespaces share none."""
+        return blake2b(namespace + len(namespace).to_bytes(8, "little"), digest_size=8, key=self._key)
+
+    def number(self, digest: bytes) -> int:
+        """Stands for a prefix that has a hash already."""
+        return _number(blake2b(digest, digest_size=8, key=self._key))
+
+
+def _number(prefix: blake2b) -> int:
+    """53 bits, which every reader of JSON keeps."""
+    return int.from_bytes(prefix.digest(), "little") >> 11
+
+
+class Content(Protocol):
+    """What a prompt and its output are hashed from."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it keeps in memory, about."""
+
+    def numbers(self, hasher: Hasher, block_size: int) -> tuple[list[int], list[int]]:
+        """Numbers of the blocks of a prompt, and of those of its output.
+
+        Each stands for a block and all before it. The prompt's partial last block has one; the output's begin
+        with that block, which the output completes.
+        """
+
+
+class Tokens:
+    """Tokens as raw int64, which nobody has hashed yet.
+
+    Args:
+        namespace: What else the server tells prompts apart by.
+        prompt: The prompt.
+        output: The generated tokens.
+    """
+
+    __slots__ = ("_namespace", "_output", "_prompt", "size")
+
+    def __init__(self, namespace: bytes, prompt: bytes, output: bytes) -> None:
+        self._namespace = namespace
+        self._prompt = prompt
+        self._output = output
+        self.size = len(prompt) + len(output)
+
+    def numbers(self, hasher: Hasher, block_size: int) -> tuple[list[int], list[int]]:
+        """As in :class:`Content`."""
+        step = block_size * _TOKEN_BYTES
+        whole = len(self._prompt) // step * step
+        prefix = hasher.prefix(self._namespace)
+        prompt = _blocks(prefix, memoryview(self._prompt)[:whole], step)
+        rest = self._prompt[whole:]
+        output = _blocks(prefix.copy(), memoryview(rest + self._output), step)
+        if rest:
+            prompt += _blocks(prefix, memoryview(rest), step)
+        return prompt, output
+
+
+def _blocks(prefix: blake2b, data: memoryview, step: int) -> list[int]:
+    numbers = []
+    for turn, start in enumerate(range(0, len(data), step), 1):
+        prefix.update(data[start : start + step])
+        numbers.append(_number(prefix))
+        if not turn % _PER_TURN:
+            time.sleep(0)
+    return numbers
+
+
+class Hashed:
+    """Hashes that the server has made, of blocks and all before them; those of the output follow.
+
+    Args:
+        hashes: One per whole block of prompt and output.
+        prompt: Tokens of the prompt.
+        output: Tokens generated.
+        hashed: Tokens of a block.
+        unique: Tells the request from all others: partial blocks have no hash, and nobody shares theirs.
+    """
+
+    __slots__ = ("_hashed", "_hashes", "_output", "_prompt", "_unique", "size")
+
+    def __init__(self, hashes: Sequence[bytes], prompt: int, output: int, hashed: int, unique: bytes) -> None:
+        self._hashes = hashes
+        self._prompt = prompt
+        self._output = output
+        self._hashed = hashed
+        self._unique = unique
+        self.size = 64 * len(hashes)
+
+    def numbers(self, hasher: Hasher, block_size: int) -> tuple[list[int], list[int]]:
+        """As in :class:`Content`; ``block_size`` is a multiple of that of the hashes."""
+        per = block_size // self._hashed
+        whole = self._prompt // block_size
+        numbers = []
+        for turn, digest in enumerate(self._hashes[per - 1 :: per], 1):
+            numbers.append(hasher.number(digest))
+            if not turn % _PER_TURN:
+                time.sleep(0)
+        blocks = -(-(self._prompt + self._output) // block_size)
+        # Hashes may be missing at the end: a server need not hash what it does not cache.
+        numbers += [
+            hasher.number(self._unique + at.to_bytes(8, "little")) for at in range(len(numbers), blocks)
+        ]
+        prompt, output = numbers[:whole], numbers[whole:blocks]
+        if self._prompt % block_size:
+            prompt.append(hasher.number(self._unique))
+        return prompt, output

@@ -1,0 +1,203 @@
+"""Recordings of a server: a line on the server, and a line per request.
+
+``costcache.recording.lines`` has the fields. Files that were joined have several lines on servers, each of
+which is for the requests after it. A last line that was cut off, as by the end of a server, is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from costcache.errors import TraceError
+from costcache.recording.lines import MOST_BLOCK, VERSION, Header, Line, Request
+from costcache.sim.traces.columns import Columns
+from costcache.sim.traces.rows import MOST_TOKENS, Rows, fail, fail_block_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from costcache.sim.trace import Trace
+    from costcache.sim.traces.files import Source
+
+__all__ = ["Recorded", "read_lines", "read_recorded", "read_recording"]
+
+_TOKENS = f"a whole number of tokens, from 0 to {MOST_TOKENS}"
+_ROWS = Rows(
+    Line,
+    {
+        "recording": "an object that describes the server",
+        "request": "an object with timestamp, input_length, output_length and hash_ids",
+        "version": f"a version that this costcache reads, {VERSION} or less: install a newer one",
+        "started": "seconds, 0 or more",
+        "block_size": f"tokens per hash, a whole number from 1 to {MOST_BLOCK}",
+        "page_size": f"tokens per page, a whole number from 1 to {MOST_BLOCK}",
+        "capacity": _TOKENS,
+        "salt": "text",
+        "timestamp": "milliseconds, a number",
+        "input_length": _TOKENS,
+        "output_length": _TOKENS,
+        "hash_ids": "a list of whole numbers of 64 bits",
+        "hash_ids[]": "a whole number of 64 bits",
+        "output_ids": "a list of whole numbers of 64 bits",
+        "output_ids[]": "a whole number of 64 bits",
+        "cached_tokens": _TOKENS,
+        "service_ms": "milliseconds, 0 or more",
+        "priority": "a whole number; higher is kept longer",
+        "returns_after": "seconds, 0 or more, or text",
+        "keep_seconds": "seconds, 0 or more",
+        "dropped": "a whole number, 0 or more",
+    },
+)
+
+
+def read_lines(source: Source) -> Iterator[tuple[int, Header, Request | None]]:
+    """Read a file: line numbers, headers, and the requests, None for a header's own line.
+
+    Raises:
+        TraceError: A line is malformed.
+    """
+    header: Header | None = None
+    label = source.label
+    for number, line in source.lines():
+        if _is_cut_off(line):
+            return
+        row = _ROWS.decode(label, number, line)
+        if row.recording is not None:
+            header = row.recording
+            yield number, header, None
+        elif header is None:
+            fail(
+                label,
+                number,
+                "the line",
+                row,
+                "a line on the server, the field 'recording', before any request",
+            )
+        elif row.request is not None:
+            _check(label, number, row.request, header.block_size)
+            yield number, header, row.request
+
+
+def _is_cut_off(line: bytes) -> bool:
+    """Whether a line is the last one, and was not written to its end."""
+    if line.endswith(b"\n"):
+        return False
+    try:
+        msgspec.json.decode(line, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return True
+    return False
+
+
+def _check(label: str, number: int, request: Request, size: int) -> None:
+    prompt, tokens = request.input_length, request.input_length + request.output_length
+    blocks = -(-prompt // size)
+    if len(request.hash_ids) != blocks:
+        expected = f"{blocks} for {prompt} tokens in blocks of {size}"
+        fail(label, number, "the number of request.hash_ids", len(request.hash_ids), expected)
+    output = -(-tokens // size) - prompt // size
+    if request.output_ids is not None and len(request.output_ids) != output:
+        expected = f"{output} for {prompt} and {request.output_length} tokens in blocks of {size}"
+        fail(label, number, "the number of request.output_ids", len(request.output_ids), expected)
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A recording.
+
+    Attributes:
+        trace: The requests, in order of arrival.
+        headers: The servers.
+        cached: Prompt tokens that the server found, int64 of shape (n,), -1 where unknown.
+        dropped: Requests that were not recorded.
+    """
+
+    trace: Trace
+    headers: list[Header] = field(default_factory=list)
+    cached: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    dropped: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens that the server found, of requests of which that is known."""
+        known = self.cached >= 0
+        total = int(self.trace.input_tokens[known].sum())
+        return int(self.cached[known].sum()) / total if total else 0.0
+
+
+def read_recording(source: Source, *, block_size: int | None = None) -> Trace:
+    """Read a recording as a trace.
+
+    Args:
+        source: The file.
+        block_size: The expected tokens per hash; None for any.
+
+    Raises:
+        TraceError: If a line is malformed.
+    """
+    return read_recorded(source, block_size=block_size).trace
+
+
+def read_recorded(source: Source, *, block_size: int | None = None) -> Recorded:
+    """Read a recording, with what the server found.
+
+    Raises:
+        TraceError: If a line is malformed.
+    """
+    columns = Columns(source)
+    headers: list[Header] = []
+    cached: list[int] = []
+    times: list[float] = []
+    dropped = 0
+    size = block_size
+    for number, header, row in read_lines(source):
+        if row is None:
+            if size is not None and header.block_size != size:
+                fail_block_size(
+                    source.label,
+                    number,
+                    "recording.block_size",
+                    header.block_size,
+                    size,
+                    asked=block_size is not None,
+                )
+            size = header.block_size
+            headers.append(header)
+            continue
+        columns.ids.fromlist(row.hash_ids)
+        if row.output_ids is None:
+            columns.no_outputs()
+        else:
+            columns.output_ids.fromlist(row.output_ids)
+        seconds = header.started + row.timestamp / 1000.0
+        columns.add(
+            seconds,
+            row.input_length,
+            row.output_length,
+            session=row.session,
+            service=None if row.service_ms is None else row.service_ms / 1000.0,
+            finish=row.finish_reason,
+            priority=row.priority,
+        )
+        columns.hint(
+            tenant=row.tenant,
+            session_ends=row.session_ends,
+            returns_after=row.returns_after,
+            keep_seconds=row.keep_seconds,
+        )
+        times.append(seconds)
+        cached.append(-1 if row.cached_tokens is None else row.cached_tokens)
+        dropped += row.dropped
+    if size is None or not times:
+        raise TraceError(f"{source.label}: holds no request; let the server answer some, and try again")
+    columns.names_sessions = True
+    trace = columns.trace(size, from_zero=True)
+    seen = np.array(times)
+    order = np.argsort(seen - seen.min(), kind="stable")
+    return Recorded(trace, headers, np.array(cached, np.int64)[order], dropped)

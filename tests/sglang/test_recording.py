@@ -1,0 +1,166 @@
+"""Recordings of SGLang's requests: what is in them is what the cache did."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.mem_cache import registry
+from sglang.srt.plugins import load_plugins
+
+from costcache.deployment import Deployment
+from costcache.errors import SettingsError
+from costcache.model import ModelSpec
+from costcache.recording.settings import ENVIRONMENT
+from costcache.settings import Settings
+from costcache.sglang.arguments import check_arguments
+from costcache.sim.engine import Simulator
+from costcache.sim.settings import ServingSettings
+from costcache.sim.traces.files import open_source
+from costcache.sim.traces.recording import Recorded, read_recorded
+from tests.sglang.pools import CONFIG, CONFIGS, Shape
+from tests.sglang.serving import Server
+from tests.sglang.streams import chats_and_scans
+from tests.sglang.test_registration import context
+
+PAGE = 16
+SHAPE = Shape("mha", PAGE, tokens=2048)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugins() -> None:
+    load_plugins()
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+
+
+def build(folder: Path, policy: str, shape: Shape = SHAPE, **config: Any) -> Any:
+    return registry.create_tree_cache(context(shape, folder, f"costcache:{policy}", config))
+
+
+def read(cache: Any, folder: Path) -> Recorded:
+    """What was recorded, once all of it is written."""
+    cache.recorder.close()
+    (path,) = folder.iterdir()
+    with open_source(path) as source:
+        return read_recorded(source)
+
+
+@pytest.mark.parametrize(("policy", "core"), [("lru", "python"), ("lru", "rust"), ("hazard", "python")])
+def test_a_replay_finds_what_the_cache_found(policy: str, core: str, tmp_path: Path) -> None:
+    cache = build(tmp_path, policy, core=core, trim="off", record=str(tmp_path / "recorded"))
+    server, rng = Server(cache, SHAPE), random.Random(0)
+    prompts = [prompt for seed in range(3) for prompt in chats_and_scans(seed, 80)]
+    served = [server.serve(prompt, [rng.randrange(500) for _ in range(9)]) for prompt in prompts]
+    recorded = read(cache, tmp_path / "recorded")
+    assert recorded.cached.tolist() == served
+    assert recorded.trace.input_tokens.tolist() == [len(prompt) for prompt in prompts]
+    (header,) = recorded.headers
+    assert (header.policy, header.page_size, header.capacity) == (policy, PAGE, SHAPE.tokens)
+    simulator = Simulator(
+        recorded.trace, ModelSpec.from_config(CONFIG | CONFIGS["mha"]), Deployment(page_size=PAGE)
+    )
+    run = simulator.run(
+        Settings(policy=policy, trim="off"), header.capacity, serving=ServingSettings(concurrency=1)
+    )
+    assert 0.2 < recorded.hit_rate < 0.9
+    assert abs(run.token_hit_rate - recorded.hit_rate) < 0.005
+
+
+def test_names_are_salted_and_namespaces_kept_apart(tmp_path: Path) -> None:
+    cache = build(tmp_path, "lru", record=str(tmp_path / "recorded"))
+    server = Server(cache, SHAPE)
+    tokens = range(70_000, 70_100)
+    found = [
+        server.serve(tokens, [80_123], session_id="Alice"),
+        server.serve(tokens, session_id="Alice"),
+        server.serve(tokens, extra_key="ACME"),
+        server.serve(tokens, cache_salt="ACME"),
+    ]
+    assert found == [0, 96, 0, 0]
+    recorded = read(cache, tmp_path / "recorded")
+    assert recorded.cached.tolist() == found
+    ids = [set(part.tolist()) for part in (recorded.trace.take(slice_of(n)).ids for n in range(4))]
+    assert ids[0] == ids[1]
+    assert not ids[1] & ids[2]
+    assert not ids[2] & ids[3]
+    assert not ids[1] & ids[3]
+    assert recorded.trace.sessions is not None
+    assert recorded.trace.sessions[0] == recorded.trace.sessions[1] != recorded.trace.sessions[2]
+    (path,) = (tmp_path / "recorded").iterdir()
+    text = path.read_text()
+    assert not any(secret in text for secret in ("Alice", "ACME", "70001", "80123"))
+
+
+def slice_of(number: int) -> Any:
+    import numpy as np
+
+    return np.array([number])
+
+
+def test_one_of_the_ranks_that_serve_the_same_requests_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "recorded"))
+    for rank, recording in ((1, 0), (0, 1)):
+        ctx = replace(context(SHAPE, tmp_path, "costcache:lru"), tp_rank=rank, tp_size=2)
+        cache: Any = registry.create_tree_cache(ctx)
+        assert (cache.recorder is not None) == bool(recording)
+    cache.recorder.close()
+    assert len(list((tmp_path / "recorded").iterdir())) == 1
+
+
+def test_a_wrong_recording_stops_the_server_at_its_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match=r"'record.folder' is .*, which cannot be written to"):
+        build(tmp_path, "lru", record=str(tmp_path / "file" / "x"))
+    with pytest.raises(
+        SettingsError, match=r"'record.block_size' is 24: give a multiple of the page size, 16"
+    ):
+        build(tmp_path, "lru", record={"folder": str(tmp_path / "y"), "block_size": 24})
+    with pytest.raises(SettingsError, match=r"unknown setting 'record.size'"):
+        build(tmp_path, "lru", record={"folder": str(tmp_path / "y"), "size": 24})
+
+
+def test_a_request_that_cannot_be_recorded_does_not_stop_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = build(tmp_path, "lru", record=str(tmp_path / "recorded"))
+    server = Server(cache, SHAPE)
+    server.serve(range(100))
+    req = server.request(range(200))
+    server.start(req)
+    del req.cached_tokens  # as if SGLang had renamed it
+    server.finish(req)
+    server.serve(range(100))
+    assert [r.levelname for r in caplog.records if "recording ends, and the server goes on" in r.message] == [
+        "ERROR"
+    ]
+    server.drain()
+
+
+def test_stock_sglang_is_told_that_nothing_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = SimpleNamespace(
+        radix_eviction_policy="lru",
+        radix_cache_backend=None,
+        radix_eviction_policy_config=None,
+        disable_radix_cache=False,
+        _radix_eviction_policy_explicitly_set=False,
+    )
+    check_arguments(args)
+    assert not caplog.records
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
+    with caplog.at_level(logging.WARNING, "costcache"):
+        check_arguments(args)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"{ENVIRONMENT} is set: add --radix-eviction-policy costcache:lru" in line
