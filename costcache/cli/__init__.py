@@ -23,6 +23,7 @@ COMMANDS = {
     "new-policy": "Write an installable distribution with a policy.",
     "plan": "Show how many tokens a memory budget can cache.",
     "plugins": "List plugins and policies, and plugins that failed to load.",
+    "record": "Record a server's requests as a trace without their tokens, and inspect recordings.",
     "simulate": "Replay a trace under several policies and pool sizes.",
     "trace": "Inspect and convert trace files.",
     "workload": "Generate a workload and write it as a trace.",

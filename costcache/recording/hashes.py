@@ -52,8 +52,8 @@ class Content(Protocol):
     def size(self) -> int:
         """Bytes that it keeps in memory, about."""
 
-    def numbers(self, hasher: Hasher, block_size: int) -> tuple[list[int], list[int]]:
-        """Numbers of the blocks of a prompt, and of those of its output.
+    def numbers(self, hasher: Hasher, block_size: int) -> tuple[list[int], list[int] | None]:
+        """Numbers of the blocks of a prompt, and of those of its output, None if that is unknown.
 
         Each stands for a block and all before it. The prompt's partial last block has one; the output's begin
         with that block, which the output completes.
@@ -66,25 +66,27 @@ class Tokens:
     Args:
         namespace: What else the server tells prompts apart by.
         prompt: The prompt.
-        output: The generated tokens.
+        output: The generated tokens; None if they are unknown.
     """
 
     __slots__ = ("_namespace", "_output", "_prompt", "size")
 
-    def __init__(self, namespace: bytes, prompt: bytes, output: bytes) -> None:
+    def __init__(self, namespace: bytes, prompt: bytes, output: bytes | None) -> None:
         self._namespace = namespace
         self._prompt = prompt
         self._output = output
-        self.size = len(prompt) + len(output)
+        self.size = len(prompt) + len(output or b"")
 
-    def numbers(self, hasher: Hasher, block_size: int) -> tuple[list[int], list[int]]:
+    def numbers(self, hasher: Hasher, block_size: int) -> tuple[list[int], list[int] | None]:
         """As in :class:`Content`."""
         step = block_size * _TOKEN_BYTES
         whole = len(self._prompt) // step * step
         prefix = hasher.prefix(self._namespace)
         prompt = _blocks(prefix, memoryview(self._prompt)[:whole], step)
         rest = self._prompt[whole:]
-        output = _blocks(prefix.copy(), memoryview(rest + self._output), step)
+        output = None
+        if self._output is not None:
+            output = _blocks(prefix.copy(), memoryview(rest + self._output), step)
         if rest:
             prompt += _blocks(prefix, memoryview(rest), step)
         return prompt, output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,20 +11,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH
 from sglang.srt.mem_cache import registry
 from sglang.srt.plugins import load_plugins
+from sglang.srt.utils.request_logger import RequestLogger
 
 from costcache.deployment import Deployment
-from costcache.errors import SettingsError
+from costcache.errors import SettingsError, TraceError
 from costcache.model import ModelSpec
 from costcache.recording.settings import ENVIRONMENT
 from costcache.settings import Settings
 from costcache.sglang.arguments import check_arguments
 from costcache.sim.engine import Simulator
+from costcache.sim.recordings.converting import convert
 from costcache.sim.settings import ServingSettings
 from costcache.sim.traces.files import open_source
 from costcache.sim.traces.recording import Recorded, read_recorded
-from tests.sglang.pools import CONFIG, CONFIGS, Shape
+from tests.sglang.pools import CONFIG, CONFIGS, Shape, publish_args
 from tests.sglang.serving import Server
 from tests.sglang.streams import chats_and_scans
 from tests.sglang.test_registration import context
@@ -164,3 +169,86 @@ def test_stock_sglang_is_told_that_nothing_is_recorded(
         check_arguments(args)
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"{ENVIRONMENT} is set: add --radix-eviction-policy costcache:lru" in line
+
+
+# -- SGLang's own logs ---------------------------------------------------------------------------
+
+
+def answer(output: list[int], prompt: int, cached: int) -> dict[str, Any]:
+    """What SGLang's tokenizer manager hands to the log."""
+    meta = {
+        "id": "r",
+        "finish_reason": FINISH_LENGTH(len(output)).to_json(),
+        "prompt_tokens": prompt,
+        "completion_tokens": len(output),
+        "cached_tokens": cached,
+        "e2e_latency": 0.5,
+    }
+    return {"text": "it's an 'answer'", "output_ids": output, "meta_info": meta}
+
+
+PROMPTS = [list(range(100, 3100)), [*range(100, 3100), 7, 8, 9], list(range(900, 960))]
+FOUND = [0, 2992, 0]
+
+
+def requests() -> list[tuple[GenerateReqInput, dict[str, Any]]]:
+    made = []
+    for number, (prompt, found) in enumerate(zip(PROMPTS, FOUND, strict=True)):
+        request = GenerateReqInput(
+            rid=f"r{number}",
+            input_ids=prompt,
+            sampling_params={"max_new_tokens": 3, "stop": ["it's"]},
+            session_id="Alice",
+        )
+        made.append((request, answer([1, 2, 3 + number], len(prompt), found)))
+    return made
+
+
+def check(rows: list[tuple[float, Any]]) -> None:
+    assert [row.input_length for _, row in rows] == [len(prompt) for prompt in PROMPTS]
+    assert [row.output_length for _, row in rows] == [3, 3, 3]
+    assert [row.cached_tokens for _, row in rows] == FOUND
+    ids = [row.hash_ids for _, row in rows]
+    assert ids[0][:187] == ids[1][:187]
+    assert not set(ids[0]) & set(ids[2])
+    assert len({row.session for _, row in rows}) == 1
+    assert {row.finish_reason for _, row in rows} == {"length"}
+    assert all(row.output_ids for _, row in rows)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_sglangs_request_log_is_converted(form: str, tmp_path: Path) -> None:
+    logger = RequestLogger(True, 3, form, [str(tmp_path)])
+    for request, out in requests():
+        logger.log_received_request(request)
+        logger.log_finished_request(request, out)
+    (path,) = tmp_path.iterdir()
+    _, rows = convert("sglang-log", [path])
+    check(rows)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_lower_level_has_no_prompts(form: str, level: int, tmp_path: Path) -> None:
+    logger = RequestLogger(True, level, form, [str(tmp_path)])
+    for request, out in requests()[:2]:
+        logger.log_finished_request(request, out)
+    (path,) = tmp_path.iterdir()
+    with pytest.raises(TraceError, match=r"--log-requests-level 3"):
+        convert("sglang-log", [path])
+
+
+def test_sglangs_dump_is_converted(tmp_path: Path) -> None:
+    """As its tokenizer manager writes it, with arguments that are objects of many classes."""
+    dumped = [(request, out, 1000.0 + at, 1001.0 + at) for at, (request, out) in enumerate(requests())]
+    args = publish_args(SHAPE)
+    path = tmp_path / "dump.pkl"
+    path.write_bytes(pickle.dumps({"server_args": args, "config_updates": [], "requests": dumped}))
+    _, rows = convert("sglang-dump", [path])
+    check(rows)
+    assert [seconds for seconds, _ in rows] == [1000.0, 1001.0, 1002.0]
+    # Before a crash it keeps prompts as tuples.
+    for request, *_ in dumped:
+        request.input_ids = tuple(request.input_ids)
+    path.write_bytes(pickle.dumps({"server_args": None, "requests": dumped}))
+    check(convert("sglang-dump", [path])[1])

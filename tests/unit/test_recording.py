@@ -144,6 +144,7 @@ def test_blocks_are_equal_exactly_if_all_tokens_up_to_their_end_are(
     known: dict[int, tuple[int, ...]] = {}
     for prompt, output in ((one, one_output), (two, two_output)):
         ids, output_ids = Tokens(b"", raw(prompt), raw(output)).numbers(hasher, size)
+        assert output_ids is not None
         both = [*prompt, *output]
         whole = len(prompt) // size
         assert len(ids) == -(-len(prompt) // size)

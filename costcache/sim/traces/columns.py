@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,22 @@ from numpy.typing import NDArray
 from costcache.errors import TraceError
 from costcache.sim.trace import HINTS, Trace
 
-if TYPE_CHECKING:
-    from costcache.sim.traces.files import Source
+__all__ = ["Columns", "Named"]
 
-__all__ = ["Columns"]
+
+class Named(Protocol):
+    """Where requests are from: a file, or several."""
+
+    @property
+    def label(self) -> str:
+        """Its name for errors."""
+
+    @property
+    def name(self) -> str:
+        """Name of the trace for reports."""
+
+    def allow(self, tokens: int) -> None:
+        """Check, before they are unfolded, that it justifies so many prompt tokens in all."""
 
 
 class Columns:
@@ -30,7 +42,7 @@ class Columns:
         names_sessions: Whether sessions are those that clients name.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Named) -> None:
         self.names_sessions = False
         self._source = source
         self._tokens = 0

@@ -18,14 +18,15 @@ from costcache.sim.traces.columns import Columns
 from costcache.sim.traces.rows import MOST_TOKENS, Rows, fail, fail_block_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from costcache.sim.trace import Trace
+    from costcache.sim.traces.columns import Named
     from costcache.sim.traces.files import Source
 
-__all__ = ["Recorded", "read_lines", "read_recorded", "read_recording"]
+__all__ = ["Recorded", "read_lines", "read_recorded", "read_recording", "read_rows", "recorded"]
 
 _TOKENS = f"a whole number of tokens, from 0 to {MOST_TOKENS}"
 _ROWS = Rows(
@@ -150,32 +151,58 @@ def read_recorded(source: Source, *, block_size: int | None = None) -> Recorded:
     Raises:
         TraceError: If a line is malformed.
     """
-    columns = Columns(source)
     headers: list[Header] = []
+    return recorded(source, headers, read_rows(source, headers, block_size))
+
+
+def read_rows(
+    source: Source, headers: list[Header], block_size: int | None = None
+) -> Iterator[tuple[float, Request]]:
+    """Read the requests of a file, with the Unix times of their arrivals, in the order of the file.
+
+    Args:
+        source: The file.
+        headers: Gets the servers.
+        block_size: The expected tokens per hash; None for any. All servers must have the same.
+
+    Raises:
+        TraceError: If a line is malformed.
+    """
+    asked = block_size is not None
+    size = block_size
+    for number, header, row in read_lines(source):
+        if row is not None:
+            yield header.started + row.timestamp / 1000.0, row
+            continue
+        if size is not None and header.block_size != size:
+            fail_block_size(
+                source.label, number, "recording.block_size", header.block_size, size, asked=asked
+            )
+        size = header.block_size
+        headers.append(header)
+
+
+def recorded(source: Named, headers: list[Header], rows: Iterable[tuple[float, Request]]) -> Recorded:
+    """Collect requests, with their Unix times, as a recording.
+
+    Args:
+        source: Where they are from.
+        headers: The servers, at least one once there is a request.
+        rows: The requests.
+
+    Raises:
+        TraceError: There is no request.
+    """
+    columns = Columns(source)
     cached: list[int] = []
     times: list[float] = []
     dropped = 0
-    size = block_size
-    for number, header, row in read_lines(source):
-        if row is None:
-            if size is not None and header.block_size != size:
-                fail_block_size(
-                    source.label,
-                    number,
-                    "recording.block_size",
-                    header.block_size,
-                    size,
-                    asked=block_size is not None,
-                )
-            size = header.block_size
-            headers.append(header)
-            continue
+    for seconds, row in rows:
         columns.ids.fromlist(row.hash_ids)
         if row.output_ids is None:
             columns.no_outputs()
         else:
             columns.output_ids.fromlist(row.output_ids)
-        seconds = header.started + row.timestamp / 1000.0
         columns.add(
             seconds,
             row.input_length,
@@ -194,10 +221,10 @@ def read_recorded(source: Source, *, block_size: int | None = None) -> Recorded:
         times.append(seconds)
         cached.append(-1 if row.cached_tokens is None else row.cached_tokens)
         dropped += row.dropped
-    if size is None or not times:
+    if not times:
         raise TraceError(f"{source.label}: holds no request; let the server answer some, and try again")
     columns.names_sessions = True
-    trace = columns.trace(size, from_zero=True)
+    trace = columns.trace(headers[0].block_size, from_zero=True)
     seen = np.array(times)
     order = np.argsort(seen - seen.min(), kind="stable")
     return Recorded(trace, headers, np.array(cached, np.int64)[order], dropped)

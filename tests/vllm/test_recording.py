@@ -1,0 +1,132 @@
+"""Recordings of vLLM's requests, made by its real schedulers."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from vllm.distributed.kv_events import KVEventBatch
+
+from costcache.errors import SettingsError
+from costcache.recording.settings import ENVIRONMENT
+from costcache.sim.recordings.converting import convert
+from costcache.sim.traces.files import open_source
+from costcache.sim.traces.recording import Recorded, read_recorded
+from tests.vllm.serving import Server, manager
+from tests.vllm.stepping import SIZE, Stepper
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "recorded"))
+    return tmp_path / "recorded"
+
+
+def read(stepper: Stepper, folder: Path) -> Recorded:
+    """What was recorded, once all of it is written."""
+    stepper.scheduler._costcache_recording._recorder.close()
+    (path,) = folder.iterdir()
+    with open_source(path) as source:
+        return read_recorded(source)
+
+
+@pytest.mark.parametrize("policy", [None, "hazard"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_is_recorded_is_what_the_scheduler_did(
+    policy: str | None, asynchronous: bool, folder: Path
+) -> None:
+    stepper, rng = Stepper(policy, asynchronous=asynchronous), random.Random(0)
+    systems = [[rng.randrange(3, 50) for _ in range(96)] for _ in range(2)]
+    prompts = [rng.choice(systems) + [rng.randrange(50) for _ in range(40)] for _ in range(40)]
+    for number, prompt in enumerate(prompts):
+        stepper.add(f"r{number}", prompt, 5)
+        stepper.step()
+    stepper.drain()
+    recorded = read(stepper, folder)
+    (header,) = recorded.headers
+    assert (header.policy, header.page_size, header.capacity) == (policy or "vllm", SIZE, 44 * SIZE)
+    trace = recorded.trace
+    assert sorted(trace.input_tokens.tolist()) == sorted(map(len, prompts))
+    assert trace.output_tokens.tolist() == [5] * 40
+    assert 0 < int(recorded.cached.sum()) <= stepper.found  # preempted requests find their own tokens
+    # Blocks are the same exactly if the prompts are, up to their end.
+    whole = len(prompts[0]) // SIZE
+    starts = {tuple(prompt[: (at + 1) * SIZE]) for prompt in prompts for at in range(whole)}
+    ids = {number for at in range(40) for number in trace.take(index(at)).ids[:whole].tolist()}
+    assert len(ids) == len(starts)
+
+
+def index(number: int) -> Any:
+    import numpy as np
+
+    return np.array([number])
+
+
+def test_a_request_that_never_ran_is_not_recorded(folder: Path) -> None:
+    stepper = Stepper(blocks=20)
+    stepper.add("long", list(range(3, 250)), 4)
+    stepper.step()
+    stepper.add("waits", list(range(300, 500)), 4)
+    stepper.abort("waits")
+    stepper.abort("long")
+    stepper.drain()
+    recorded = read(stepper, folder)
+    assert recorded.trace.input_tokens.tolist() == [247]
+    assert recorded.trace.finish_names == ("abort",)
+
+
+def test_a_failure_ends_the_recording_and_not_the_server(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stepper = Stepper()
+    stepper.add("a", list(range(3, 50)), 2)
+    stepper.step()
+    del stepper.scheduler.requests["a"].arrival_time  # as if vLLM had renamed it
+    stepper.drain()
+    assert [r.levelname for r in caplog.records if "recording ends, and the server goes on" in r.message] == [
+        "ERROR"
+    ]
+
+
+def test_wrong_settings_stop_the_server_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(SettingsError, match=r"unknown setting 'costcache.record.size'"):
+        Stepper({"record": {"folder": str(tmp_path), "size": 1}})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match=r"'record.folder' is .*, which cannot be written to"):
+        Stepper({"policy": "lru", "record": str(tmp_path / "file" / "x")})
+    monkeypatch.setenv(ENVIRONMENT, "{")
+    with pytest.raises(SettingsError, match=f"the variable {ENVIRONMENT} is '{{', which is not JSON"):
+        Stepper()
+    monkeypatch.setenv(ENVIRONMENT, "")
+    with caplog.at_level(logging.INFO, "costcache"):
+        assert Stepper().scheduler._costcache_recording is None
+
+
+def test_vllms_kv_events_are_converted(tmp_path: Path) -> None:
+    """The batches that its publisher would send, of a cache in which nothing is evicted."""
+    server = Server(manager(200, events=True))
+    rng = random.Random(1)
+    system = [rng.randrange(50) for _ in range(64)]
+    prompts = [system + [rng.randrange(50) for _ in range(32 + 16 * at)] for at in range(4)]
+    path, found = tmp_path / "events", []
+    with path.open("wb") as file:
+        for at, prompt in enumerate(prompts):
+            found.append(server.serve(f"r{at}", prompt))
+            batch = KVEventBatch(ts=100.0 + 10 * at, events=server.manager.take_events())
+            file.write(msgspec.msgpack.encode(batch))
+        server.manager.reset_prefix_cache()
+        file.write(msgspec.msgpack.encode(KVEventBatch(ts=200.0, events=server.manager.take_events())))
+        server.serve("again", prompts[0])
+        file.write(msgspec.msgpack.encode(KVEventBatch(ts=210.0, events=server.manager.take_events())))
+    header, rows = convert("vllm-kv-events", [path])
+    assert header.page_size == SIZE
+    assert found == [0, 64, 64, 64]
+    assert [row.input_length for _, row in rows] == [*map(len, prompts), len(prompts[0])]
+    assert [row.cached_tokens for _, row in rows] == [*found, 0]
+    assert rows[0][1].hash_ids == rows[-1][1].hash_ids
