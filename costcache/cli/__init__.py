@@ -26,6 +26,7 @@ COMMANDS = {
     "record": "Record a server's requests as a trace without their tokens, and inspect recordings.",
     "simulate": "Replay a trace under several policies and pool sizes.",
     "trace": "Inspect and convert trace files.",
+    "watch": "Show what a running server's cache finds and evicts, and why its hit rate is low.",
     "workload": "Generate a workload and write it as a trace.",
 }
 """Summary of each command, which is defined in the module of its name."""

@@ -63,8 +63,8 @@ def read(cache: Any, folder: Path) -> Recorded:
 def test_a_replay_finds_what_the_cache_found(policy: str, core: str, tmp_path: Path) -> None:
     cache = build(tmp_path, policy, core=core, trim="off", record=str(tmp_path / "recorded"))
     server, rng = Server(cache, SHAPE), random.Random(0)
-    prompts = [prompt for seed in range(3) for prompt in chats_and_scans(seed, 80)]
-    served = [server.serve(prompt, [rng.randrange(500) for _ in range(9)]) for prompt in prompts]
+    prompts = [prompt for seed in range(2) for prompt in chats_and_scans(seed, 50)]
+    served = [server.serve(prompt, [rng.randrange(500) for _ in range(5)]) for prompt in prompts]
     recorded = read(cache, tmp_path / "recorded")
     assert recorded.cached.tolist() == served
     assert recorded.trace.input_tokens.tolist() == [len(prompt) for prompt in prompts]

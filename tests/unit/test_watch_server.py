@@ -1,0 +1,301 @@
+"""``costcache watch``: figures of a server's metrics, and the reasons for its hit rate."""
+
+from __future__ import annotations
+
+import json
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from costcache.cli import cli
+from costcache.recording.hashes import Tokens
+from costcache.recording.recorder import Ended, Recorder
+from costcache.recording.settings import RecordSettings
+from costcache.records import RequestInfo
+
+pytest.importorskip("prometheus_client", reason="reads Prometheus' text format; make test installs it")
+
+from costcache.monitor.figures import figures
+from costcache.monitor.reasons import reasons
+from costcache.monitor.samples import MetricsError, Sample, address, load, parse, saved
+
+
+def page(
+    *, prompt: int = 0, found: int = 0, evicted: int = 0, requests: int = 0, ours: bool = True, **more: Any
+) -> str:
+    """Metrics as SGLang exposes them, with those of others in between."""
+    state = {
+        "lru": "no",
+        "in_force": 0,
+        "fallbacks": 0,
+        "short": 0,
+        "gained": 0,
+        "lost": 0,
+        "page": 16,
+    } | more
+    labels = 'model_name="m",tp_rank="0"'
+    lines = [
+        "# HELP python_gc_objects_collected_total Objects collected",
+        "# TYPE python_gc_objects_collected_total counter",
+        "python_gc_objects_collected_total 5",
+        "# TYPE sglang:prompt_tokens_total counter",
+        f"sglang:prompt_tokens_total{{{labels}}} {prompt}",
+        f'sglang:cached_tokens_total{{{labels},cache_source="device"}} {found}',
+        f"sglang:num_requests_total{{{labels}}} {requests}",
+        f"sglang:max_total_num_tokens{{{labels}}} 1000",
+        f"sglang:page_size{{{labels}}} {state['page']}",
+        f"sglang:kv_used_tokens{{{labels}}} 100",
+        f"sglang:kv_evictable_tokens{{{labels}}} 800",
+        f"sglang:num_running_reqs{{{labels}}} 2",
+        f"sglang:num_queue_reqs{{{labels}}} 1",
+    ]
+    if ours:
+        pool = f'{labels},pool="kv"'
+        info = f'{pool},policy="hazard",core="rust",build="0.1.0"'
+        lines += [
+            f"costcache:evictions_total{{{pool}}} {evicted // 10}",
+            f"costcache:evicted_units_total{{{pool}}} {evicted}",
+            f"costcache:victims_total{{{pool}}} {evicted // 5}",
+            f"costcache:short_evictions_total{{{pool}}} {state['short']}",
+            f"costcache:fallbacks_total{{{pool}}} {state['fallbacks']}",
+            f"costcache:lru_in_force{{{pool}}} {state['in_force']}",
+            f"costcache:gained_tokens_total{{{pool}}} {state['gained']}",
+            f"costcache:lost_tokens_total{{{pool}}} {state['lost']}",
+            f"costcache:step_ins_total{{{pool}}} 0",
+            f'costcache:policy_info{{{info},lru="{state["lru"]}"}} 1',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def vllms() -> str:
+    return (
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="101"} 1\n'
+        'vllm:prefix_cache_queries_total{engine="0"} 1000\n'
+        'vllm:prefix_cache_hits_total{engine="0"} 250\n'
+        'vllm:request_success_total{finished_reason="stop"} 7\n'
+        'vllm:request_success_total{finished_reason="length"} 3\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+        'vllm:num_requests_running{engine="0"} 3\n'
+    )
+
+
+def sample(at: float = 0.0, **counts: Any) -> Sample:
+    return parse(page(**counts), at, "page")
+
+
+def names(*args: Any) -> list[str]:
+    return [reason.name for reason in reasons(*args)]
+
+
+def test_figures_are_those_between_two_samples() -> None:
+    before = sample(100.0, prompt=1000, found=400, evicted=200, requests=10)
+    now = figures(sample(160.0, prompt=3000, found=900, evicted=700, requests=30), before)
+    assert (now.server, now.seconds, now.policy, now.lru) == ("sglang", 60.0, "hazard", False)
+    assert (now.prompt_tokens, now.found_tokens, now.requests, now.evicted) == (2000, 500, 20, 500)
+    assert now.hit_rate == 0.25
+    assert (now.occupied, now.used) == (0.9, 0.1)
+    assert [(pool.name, pool.evictions, pool.victims) for pool in now.pools] == [("kv", 50, 100)]
+    again = figures(sample(170.0, prompt=10, found=5), before)  # the server was started again
+    assert again.hit_rate == 0.5
+
+
+def test_figures_of_vllm() -> None:
+    now = figures(parse(vllms(), 0.0, "page"))
+    assert (now.server, now.seconds, now.policy, now.lru) == ("vllm", None, "", None)
+    assert (now.capacity, now.page_size, now.used) == (1600, 16, 0.25)
+    assert (now.hit_rate, now.requests, now.running) == (0.25, 10, 3)
+    assert names(now) == ["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({}, ["idle"]),
+        ({"prompt": 1000, "found": 900, "evicted": 100}, []),
+        ({"prompt": 1000, "found": 10}, ["nothing-shared"]),
+        ({"prompt": 1000, "found": 10, "evicted": 900}, ["evicted"]),
+        ({"prompt": 1000, "found": 10, "evicted": 900, "short": 2}, ["evicted", "pinned"]),
+        ({"prompt": 1000, "found": 10, "evicted": 900, "lost": 200, "gained": 5}, ["evicted", "regret"]),
+        ({"prompt": 1000, "found": 10, "evicted": 900, "in_force": 1}, ["lru-in-force", "evicted"]),
+        ({"prompt": 1000, "found": 900, "fallbacks": 1, "lru": "yes"}, ["fallback"]),
+        ({"prompt": 1000, "found": 10, "requests": 10, "page": 64}, ["nothing-shared", "page-size"]),
+        ({"prompt": 1000, "found": 10, "ours": False}, ["unknown"]),
+    ],
+)
+def test_reasons(counts: dict[str, Any], expected: list[str]) -> None:
+    found = reasons(figures(sample(**counts)))
+    assert [reason.name for reason in found] == expected
+    assert all(reason.text and reason.fix for reason in found)
+
+
+def test_the_pace_of_the_pool_is_named() -> None:
+    now = figures(sample(60.0, prompt=5000, evicted=3000), sample(0.0))
+    (reason,) = reasons(now)
+    assert "Its contents are replaced every 20 s." in reason.text
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[str]]]:
+    """A server of these pages, in turn, the last one for ever."""
+    pages: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/metrics":
+                self.send_error(404)
+                return
+            text = pages.pop(0) if len(pages) > 1 else pages[0]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as served:
+        thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{served.server_port}", pages
+        served.shutdown()
+
+
+def watch(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["watch", *words])
+
+
+def test_a_running_server_is_shown(server: tuple[str, list[str]], tmp_path: Path) -> None:
+    url, pages = server
+    pages.append(page(prompt=1000, found=250, evicted=900, requests=5))
+    done = watch("--url", url, "--once", "--save", str(tmp_path / "saved"))
+    assert done.exit_code == 0, done.output
+    for text in (
+        "sglang, since the server's start",
+        "policy          hazard",
+        "pool            1,000 tokens in pages of 16",
+        "occupancy       90.0%, 10.0% by running requests",
+        "hit rate        25.0%, 250 tokens",
+        "900 tokens were evicted, and 750 had to be computed",
+    ):
+        assert text in done.output
+    assert "python_gc" not in (tmp_path / "saved").read_text()
+    facts = json.loads(watch("--url", f"{url}/metrics", "--once", "--json").output)
+    assert (facts["hit_rate"], facts["pools"][0]["evicted"]) == (0.25, 900)
+    assert facts["reasons"][0]["name"] == "evicted"
+
+
+def test_intervals_are_shown_one_after_another(
+    server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, pages = server
+    pages += [page(prompt=1000), page(prompt=2000, found=600), page(prompt=3000, found=700)]
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("costcache.cli.watch.time.sleep", wait)
+    done = watch("--url", url, "--interval", "7", "--json")
+    assert done.exit_code == 0
+    decoder, text, found = json.JSONDecoder(), done.output.strip(), []
+    while text:
+        value, end = decoder.raw_decode(text)
+        found.append(value["hit_rate"])
+        text = text[end:].strip()
+    assert found == [0.0, 0.6, 0.1]
+    assert waited == [7.0] * 3
+
+
+def test_a_file_is_shown_as_the_server_was(tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    path.write_text(
+        saved(sample(100.0, prompt=1000))
+        + saved(sample(130.0, prompt=1500))
+        + saved(sample(160.0, prompt=2000, found=900))
+    )
+    done = watch("--file", str(path))
+    assert done.exit_code == 0, done.output
+    assert "sglang, over 60 s" in done.output
+    assert "hit rate        90.0%, 900 tokens" in done.output
+    (tmp_path / "page").write_text(vllms())
+    assert "vllm, since the server's start" in watch("--file", str(tmp_path / "page"), "--once").output
+
+
+def test_a_recording_says_why(tmp_path: Path) -> None:
+    recorder = Recorder(RecordSettings(folder=str(tmp_path / "recorded")), 16)
+    for at in range(10):
+        prompt = array("q", [at, *range(100)])
+        recorder.add(Ended(Tokens(b"", prompt.tobytes(), b""), 101, 0, at, at + 0.5, RequestInfo()))
+    recorder.close()
+    (tmp_path / "page").write_text(page(prompt=1010))
+    done = watch("--file", str(tmp_path / "page"), "--recording", str(tmp_path / "recorded"))
+    assert done.exit_code == 0, done.output
+    assert (
+        "100.0% of the prompt tokens are in prompts that begin as no other: nothing is shared." in done.output
+    )
+
+
+def free() -> str:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as served:
+        return f"http://127.0.0.1:{served.server_port}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (lambda url, _: ("--url", free()), "/metrics: no server answers ("),
+        (
+            lambda url, _: ("--url", f"{url}/v1/models"),
+            "answers 404: SGLang has metrics with",
+        ),
+        (
+            lambda url, _: ("--url", "file:///etc/passwd"),
+            "--url is 'file:///etc/passwd': give",
+        ),
+        (
+            lambda url, _: ("--url", "http://host:port"),
+            "--url is 'http://host:port': give",
+        ),
+        (lambda url, _: ("--url", url, "--once"), "has no metrics of SGLang, vLLM or costcache"),
+        (lambda url, folder: ("--file", f"{folder}/none"), "cannot be read (No such file or directory)"),
+        (lambda url, folder: ("--file", f"{folder}/bad"), "bad, line 2: is no sample; give a file of --save"),
+        (lambda url, folder: ("--file", f"{folder}/page", "--save", "x"), "--save is for a server"),
+        (lambda url, folder: ("--url", url, "--file", "x"), "give --url of a server"),
+        (lambda url, folder: ("--file", f"{folder}/broken"), "is not in Prometheus' text format"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    words: Callable[[str, Path], tuple[str, ...]], message: str, server: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    url, pages = server
+    pages.append("python_info 1\n")
+    (tmp_path / "page").write_text(page())
+    (tmp_path / "bad").write_text(saved(sample()) + "{}\n")
+    (tmp_path / "broken").write_text("sglang:page_size{ 16\n")
+    done = watch(*words(url, tmp_path))
+    assert done.exit_code != 0
+    assert message in done.output
+    assert "Traceback" not in done.output
+    assert len(done.output.splitlines()) <= 4  # the usage, for options that exclude each other
+
+
+def test_addresses() -> None:
+    assert address("localhost:30000") == "http://localhost:30000/metrics"
+    assert address("https://host/") == "https://host/metrics"
+    assert address("http://host/other/metrics") == "http://host/other/metrics"
+    with pytest.raises(MetricsError):
+        address("")
+
+
+def test_samples_survive_a_file(tmp_path: Path) -> None:
+    one = sample(12.5, prompt=7)
+    (tmp_path / "saved").write_text(saved(one))
+    (found,) = load(tmp_path / "saved")
+    assert (found.time, found.values) == (12.5, one.values)
