@@ -27,6 +27,7 @@ from costcache.cli import COMMANDS, cli
 from costcache.model.presets import ALIASES
 from costcache.plugins import HOOKS, PluginManager
 from costcache.policies import NoSettings
+from costcache.recording.settings import RecordSettings
 from costcache.sim.workloads import WORKLOADS
 from costcache.sim.workloads.settings import LogNormal, PromptSet, Steps, Uniform
 from costcache.tiers import TierSettings
@@ -275,6 +276,9 @@ def settings_page(plugins: PluginManager) -> Iterator[str]:
     yield "field. They form one JSON object, with the framework's own fields at the top, the plugin's under"
     yield from ("`architecture` and the policy's under `policy_settings`.", "")
     yield from ("## Framework", "", introduction(Settings), "", *fields(Settings))
+    yield from ("## Recording", "")
+    yield "Inside SGLang and vLLM, under `record`; or in the variable `COSTCACHE_RECORD`, a folder or JSON."
+    yield from (introduction(RecordSettings), "", *fields(RecordSettings))
     yield from ("## Architecture plugins", "", "Under `architecture`.", "")
     for name in ("generic", *SHIPPED):
         plugin = plugins.pm.get_plugin(name)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH
@@ -70,9 +71,9 @@ def test_a_replay_finds_what_the_cache_found(policy: str, core: str, tmp_path: P
     assert recorded.trace.input_tokens.tolist() == [len(prompt) for prompt in prompts]
     (header,) = recorded.headers
     assert (header.policy, header.page_size, header.capacity) == (policy, PAGE, SHAPE.tokens)
-    simulator = Simulator(
-        recorded.trace, ModelSpec.from_config(CONFIG | CONFIGS["mha"]), Deployment(page_size=PAGE)
-    )
+    # The server's clock counts requests, and that of a replay is the trace's.
+    trace = replace(recorded.trace, timestamps=np.arange(len(prompts), dtype=np.float64))
+    simulator = Simulator(trace, ModelSpec.from_config(CONFIG | CONFIGS["mha"]), Deployment(page_size=PAGE))
     run = simulator.run(
         Settings(policy=policy, trim="off"), header.capacity, serving=ServingSettings(concurrency=1)
     )
@@ -93,7 +94,7 @@ def test_names_are_salted_and_namespaces_kept_apart(tmp_path: Path) -> None:
     assert found == [0, 96, 0, 0]
     recorded = read(cache, tmp_path / "recorded")
     assert recorded.cached.tolist() == found
-    ids = [set(part.tolist()) for part in (recorded.trace.take(slice_of(n)).ids for n in range(4))]
+    ids = [set(part.tolist()) for part in (recorded.trace.take(np.array([n])).ids for n in range(4))]
     assert ids[0] == ids[1]
     assert not ids[1] & ids[2]
     assert not ids[2] & ids[3]
@@ -103,12 +104,6 @@ def test_names_are_salted_and_namespaces_kept_apart(tmp_path: Path) -> None:
     (path,) = (tmp_path / "recorded").iterdir()
     text = path.read_text()
     assert not any(secret in text for secret in ("Alice", "ACME", "70001", "80123"))
-
-
-def slice_of(number: int) -> Any:
-    import numpy as np
-
-    return np.array([number])
 
 
 def test_one_of_the_ranks_that_serve_the_same_requests_records(

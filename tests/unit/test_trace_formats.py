@@ -50,6 +50,35 @@ def event(session_id: str, received: float, tokens: int, hashes: list[int]) -> R
     return {"event": {"event_type": "request_end", "agent_context": context, "request": request}}
 
 
+RECORDING = [
+    {"recording": {"version": 1, "started": 1000.5, "block_size": 16, "salt": "a", "page_size": 16}},
+    {
+        "request": {
+            "timestamp": 250,
+            "input_length": 40,
+            "output_length": 10,
+            "hash_ids": [4, 5, 6],
+            "output_ids": [7, 8],
+            "cached_tokens": 0,
+            "service_ms": 50.5,
+            "session": "s",
+            "tenant": "t",
+            "returns_after": 3.5,
+        }
+    },
+    {"recording": {"version": 1, "started": 1001, "block_size": 16, "salt": "b"}},
+    {
+        "request": {
+            "timestamp": -10,
+            "input_length": 32,
+            "output_length": 0,
+            "hash_ids": [4, 5],
+            "output_ids": [],
+            "session_ends": True,
+            "dropped": 2,
+        }
+    },
+]
 MOONCAKE = [{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}]
 BAILIAN = [
     {
@@ -165,6 +194,7 @@ SAMPLES: dict[str, list[Row]] = {
     "ragpulse": RAGPULSE,
     "sharegpt": SHAREGPT,
     "dynamo": DYNAMO,
+    "recording": RECORDING,
     "lmcache": LMCACHE,
     "messages": MESSAGES,
     "conversations": [{"task_id": 0, "reward": 1.0, "traj": TRAJECTORY}],
@@ -227,6 +257,17 @@ def test_each_format_is_recognised_by_its_first_line(
 
 def test_every_format_has_a_sample() -> None:
     assert {form.name for form in FORMATS} == {*SAMPLES, "few_shot"}
+
+
+def test_recordings_count_from_each_servers_start(tmp_path: Path) -> None:
+    trace = read(tmp_path, "recording", RECORDING)
+    assert prompts(trace) == [[4, 5, 6], [4, 5]]
+    assert trace.timestamps.tolist() == pytest.approx([0.0, 0.24])
+    assert trace.output_ids is not None
+    assert trace.output_ids.tolist() == [7, 8]
+    assert trace.service_seconds is not None
+    assert trace.service_seconds[0] == pytest.approx(0.0505)
+    assert trace.tenant_names == ("t",)
 
 
 def test_bailian_chats_follow_their_parents_and_partial_blocks_may_have_no_id(tmp_path: Path) -> None:

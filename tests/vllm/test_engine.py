@@ -69,10 +69,11 @@ def test_a_recording_replayed_has_the_engines_hit_rate(tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
     result, log = run_engine(
         tmp_path,
-        {"policy": "hazard"},
+        {"policy": "lru"},
         {"COSTCACHE_RECORD": str(folder)},
         rounds=12,
         at_once=1,
+        num_gpu_blocks_override=201,
     )
     assert result.get("reset"), log
     (path,) = folder.iterdir()
@@ -81,9 +82,9 @@ def test_a_recording_replayed_has_the_engines_hit_rate(tmp_path: Path) -> None:
     (header,) = recorded.headers
     assert len(recorded.trace) == 12 * 8
     assert int(recorded.cached.sum()) == result["cached"]
-    assert (header.policy, header.page_size, header.capacity) == ("hazard", 32, 100 * 32)
+    assert (header.policy, header.page_size, header.capacity) == ("lru", 32, 200 * 32)
     simulator = Simulator(recorded.trace, ModelSpec.from_config(MODEL), Deployment(page_size=32))
-    run = simulator.run(Settings(policy="hazard"), header.capacity, serving=ServingSettings(concurrency=1))
+    run = simulator.run(Settings(policy="lru"), header.capacity, serving=ServingSettings(concurrency=1))
     assert 0.05 < recorded.hit_rate < 0.9
     assert abs(run.token_hit_rate - recorded.hit_rate) < 0.005
 

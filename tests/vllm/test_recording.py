@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import random
 from pathlib import Path
-from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from vllm.distributed.kv_events import KVEventBatch
 
@@ -56,14 +56,8 @@ def test_what_is_recorded_is_what_the_scheduler_did(
     # Blocks are the same exactly if the prompts are, up to their end.
     whole = len(prompts[0]) // SIZE
     starts = {tuple(prompt[: (at + 1) * SIZE]) for prompt in prompts for at in range(whole)}
-    ids = {number for at in range(40) for number in trace.take(index(at)).ids[:whole].tolist()}
+    ids = {number for at in range(40) for number in trace.take(np.array([at])).ids[:whole].tolist()}
     assert len(ids) == len(starts)
-
-
-def index(number: int) -> Any:
-    import numpy as np
-
-    return np.array([number])
 
 
 def test_a_request_that_never_ran_is_not_recorded(folder: Path) -> None:
