@@ -61,7 +61,7 @@ def setup(server: str, folder: str) -> None:
 @click.argument("paths", metavar="RECORDING...", nargs=-1, required=True, shell_complete=completing.files)
 @json_option
 def info(paths: tuple[str, ...], as_json: bool) -> None:
-    """Summarize RECORDING, what its server found, and why other tokens were not found.
+    """Summarize RECORDING, and say why tokens were not found.
 
     RECORDING is a file, or a folder of files, of one server or of several.
     """
@@ -125,7 +125,10 @@ def merge(paths: tuple[str, ...], out: str) -> None:
 def convert(
     paths: tuple[str, ...], form: str, out: str, block_size: int | None, tokenizer: str | None
 ) -> None:
-    """Write LOGs that a server wrote by itself as a recording, without their tokens."""
+    """Make a recording of LOGs of a server.
+
+    The result holds no tokens: it is what the server would have recorded itself.
+    """
     from costcache.report.files import check_distinct
     from costcache.sim.recordings import converting
     from costcache.sim.recordings.joining import write_recording

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -35,14 +36,20 @@ class Hasher:
         """Begin a prefix; prompts of different namespaces share none."""
         return blake2b(namespace + len(namespace).to_bytes(8, "little"), digest_size=8, key=self._key)
 
-    def number(self, digest: bytes) -> int:
-        """Stands for a prefix that has a hash already."""
-        return _number(blake2b(digest, digest_size=8, key=self._key))
+    def numbers(self, digests: Iterable[bytes]) -> list[int]:
+        """Stand for prefixes that have hashes already."""
+        key, hashed = self._key, []
+        for turn, digest in enumerate(digests, 1):
+            # In one block with the key: half the time of a keyed hash, and as good with BLAKE2.
+            hashed.append(blake2b(key + digest, digest_size=8).digest())
+            if not turn % _PER_TURN:
+                time.sleep(0)
+        return _numbers(hashed)
 
 
-def _number(prefix: blake2b) -> int:
-    """53 bits, which every reader of JSON keeps."""
-    return int.from_bytes(prefix.digest(), "little") >> 11
+def _numbers(hashed: list[bytes]) -> list[int]:
+    """53 bits of each, which every reader of JSON keeps."""
+    return [number >> 11 for number in array("Q", b"".join(hashed))]
 
 
 class Content(Protocol):
@@ -93,13 +100,14 @@ class Tokens:
 
 
 def _blocks(prefix: blake2b, data: memoryview, step: int) -> list[int]:
-    numbers = []
+    hashed = []
+    update, digest = prefix.update, prefix.digest
     for turn, start in enumerate(range(0, len(data), step), 1):
-        prefix.update(data[start : start + step])
-        numbers.append(_number(prefix))
+        update(data[start : start + step])
+        hashed.append(digest())
         if not turn % _PER_TURN:
             time.sleep(0)
-    return numbers
+    return _numbers(hashed)
 
 
 class Hashed:
@@ -127,17 +135,12 @@ class Hashed:
         """As in :class:`Content`; ``block_size`` is a multiple of that of the hashes."""
         per = block_size // self._hashed
         whole = self._prompt // block_size
-        numbers = []
-        for turn, digest in enumerate(self._hashes[per - 1 :: per], 1):
-            numbers.append(hasher.number(digest))
-            if not turn % _PER_TURN:
-                time.sleep(0)
+        numbers = hasher.numbers(self._hashes[per - 1 :: per])
         blocks = -(-(self._prompt + self._output) // block_size)
         # Hashes may be missing at the end: a server need not hash what it does not cache.
-        numbers += [
-            hasher.number(self._unique + at.to_bytes(8, "little")) for at in range(len(numbers), blocks)
-        ]
+        missing = range(len(numbers), blocks)
+        numbers += hasher.numbers(self._unique + at.to_bytes(8, "little") for at in missing)
         prompt, output = numbers[:whole], numbers[whole:blocks]
         if self._prompt % block_size:
-            prompt.append(hasher.number(self._unique))
+            prompt += hasher.numbers((self._unique,))
         return prompt, output
