@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from pathlib import Path
 
 from costcache.errors import SettingsError
 
-__all__ = ["ENDING", "Files", "FilesFullError"]
+__all__ = ["ENDING", "Files", "FilesFullError", "make_folder"]
 
 ENDING = ".recording.jsonl"
 _KEPT = 4
@@ -18,6 +19,29 @@ _KEPT = 4
 
 class FilesFullError(Exception):
     """The files have reached their bound."""
+
+
+def make_folder(folder: str) -> Path:
+    """Make the folder of a recording, if it is missing.
+
+    Raises:
+        SettingsError: It cannot be made or written to.
+    """
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    return path
+
+
+def _unwritable(folder: str, error: OSError) -> SettingsError:
+    return SettingsError(
+        f"setting 'record.folder' is {folder!r}, which cannot be written to ({error.strerror or error}): "
+        "name a folder that the server may write to"
+    )
 
 
 class Files:
@@ -37,7 +61,7 @@ class Files:
     """
 
     def __init__(self, folder: str, header: bytes, most_bytes: int, *, rotate: bool) -> None:
-        self._folder = Path(folder).expanduser()
+        self._folder = make_folder(folder)
         self._header = header
         self._rotate = rotate
         self._most = most_bytes // _KEPT if rotate else most_bytes
@@ -45,13 +69,9 @@ class Files:
         self._name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}-{os.urandom(3).hex()}"
         self._number = 0
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
             self._open()
         except OSError as error:
-            raise SettingsError(
-                f"setting 'record.folder' is {folder!r}, which cannot be written to "
-                f"({error.strerror or error}): name a folder that the server may write to"
-            ) from None
+            raise _unwritable(folder, error) from None
 
     def _open(self) -> None:
         self._number += 1

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from costcache.errors import SettingsError
+from costcache.recording.files import make_folder
 from costcache.settings import Settings, read_settings
 from costcache.sizes import parse_bytes
 
@@ -95,10 +96,17 @@ def recording_asked(settings: RecordSettings | None) -> RecordSettings | None:
     """The recording that the settings ask for, or else the environment; None if neither does.
 
     Raises:
-        SettingsError: The variable is wrong; names it, the field and what is allowed.
+        SettingsError: The variable or the salt is wrong, or the folder cannot be written to; says what is
+            allowed.
     """
-    if settings is not None:
-        return settings
+    asked = settings if settings is not None else _of_environment()
+    if asked is not None:
+        read_salt()
+        make_folder(asked.folder)
+    return asked
+
+
+def _of_environment() -> RecordSettings | None:
     given = os.environ.get(ENVIRONMENT)
     if not given:
         return None

@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from costcache.monitor.figures import figures
+from costcache.monitor.reasons import reasons
+from costcache.monitor.samples import parse
 from tests.sglang.engine import environment
 from tests.sglang.tiny_models import write_model
 
@@ -106,3 +109,11 @@ def test_the_second_of_two_equal_prompts_is_cached(tmp_path: Path) -> None:
     assert "sglang:evicted_tokens_total" in metrics
     assert "costcache:evictions_total{" in metrics
     assert "costcache:decision_seconds_bucket{" in metrics
+    watched = figures(parse(metrics, 0.0, url))
+    assert (watched.server, watched.policy, watched.lru) == ("sglang", "hazard", False)
+    assert (watched.prompt_tokens, watched.found_tokens) == (2 * 200 + 6 * 190, 199)
+    assert (watched.requests, watched.capacity, watched.page_size) == (8, 1024, 1)
+    assert watched.evicted > 0
+    assert watched.occupied is not None
+    assert 0.5 < watched.occupied <= 1.0
+    assert "evicted" in [reason.name for reason in reasons(watched)]

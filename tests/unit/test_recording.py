@@ -286,15 +286,19 @@ def test_wrong_lines_are_named(old: str, new: str, message: str, tmp_path: Path)
 # -- settings ------------------------------------------------------------------------------------
 
 
-def test_the_setting_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_comes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     assert recording_asked(None) is None
-    monkeypatch.setenv(ENVIRONMENT, "/of/the/environment")
-    settings = read_settings(ServerSettings, {"record": "/of/the/setting"})
-    assert recording_asked(settings.record) == RecordSettings(folder="/of/the/setting")
-    assert recording_asked(None) == RecordSettings(folder="/of/the/environment")
-    monkeypatch.setenv(ENVIRONMENT, '{"folder": "/json", "most_bytes": "1MiB"}')
-    assert recording_asked(None) == RecordSettings(folder="/json", most_bytes=1 << 20)
+    one, other = str(tmp_path / "of the setting"), str(tmp_path / "of the environment")
+    monkeypatch.setenv(ENVIRONMENT, other)
+    settings = read_settings(ServerSettings, {"record": one})
+    assert recording_asked(settings.record) == RecordSettings(folder=one)
+    assert recording_asked(None) == RecordSettings(folder=other)
+    monkeypatch.setenv(ENVIRONMENT, json.dumps({"folder": one, "most_bytes": "1MiB"}))
+    assert recording_asked(None) == RecordSettings(folder=one, most_bytes=1 << 20)
+    monkeypatch.setenv(SALT, "short")
+    with pytest.raises(SettingsError, match=f"{SALT} has 5 characters"):
+        recording_asked(settings.record)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,13 @@ def main() -> None:
         if sample.name.startswith("costcache")
     }
     reset = llm.reset_prefix_cache()  # only if no block is in use any more
-    result = {"cached": cached, "answers": digest.hexdigest(), "metrics": metrics, "reset": reset}
+    result = {
+        "cached": cached,
+        "answers": digest.hexdigest(),
+        "metrics": metrics,
+        "page": prometheus_client.generate_latest().decode(),
+        "reset": reset,
+    }
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
     llm.llm_engine.engine_core.shutdown()

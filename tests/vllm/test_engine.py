@@ -8,6 +8,9 @@ import pytest
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
+from costcache.monitor.figures import figures
+from costcache.monitor.reasons import reasons
+from costcache.monitor.samples import parse
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.settings import ServingSettings
@@ -87,6 +90,14 @@ def test_a_recording_replayed_has_the_engines_hit_rate(tmp_path: Path) -> None:
     run = simulator.run(Settings(policy="lru"), header.capacity, serving=ServingSettings(concurrency=1))
     assert 0.05 < recorded.hit_rate < 0.9
     assert abs(run.token_hit_rate - recorded.hit_rate) < 0.005
+
+    watched = figures(parse(result["page"], 0.0, "the engine"))
+    assert (watched.server, watched.policy, watched.lru) == ("vllm", "lru", True)
+    assert (watched.capacity, watched.page_size, watched.requests) == (header.capacity, 32, 12 * 8)
+    assert watched.prompt_tokens == int(recorded.trace.input_tokens.sum())
+    assert watched.found_tokens == result["cached"]
+    assert watched.evicted > 0
+    assert "evicted" in [reason.name for reason in reasons(watched)]
 
 
 def test_a_wrong_setting_stops_the_engine_and_names_it(tmp_path: Path) -> None:
