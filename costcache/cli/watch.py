@@ -114,7 +114,7 @@ def _follow(
         note = ""
         while True:
             if live is not None:
-                live.update(Text(_text(shown, misses, out.width) + note), refresh=True)
+                live.update(Text.from_ansi(_text(shown, misses, out.width) + note), refresh=True)
             elif not note:
                 _show(shown, misses, as_json=as_json)
             else:
