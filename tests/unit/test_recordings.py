@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import random
+import tempfile
 from array import array
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from costcache.recording.hashes import Tokens
 from costcache.recording.recorder import Ended, Recorder
 from costcache.recording.settings import SALT, RecordSettings
 from costcache.records import RequestInfo
-from costcache.sim.recordings.converting import convert
+from costcache.sim.recordings.converting import FORMS, Form, convert
 from costcache.sim.recordings.joining import read_recordings
 from costcache.sim.recordings.misses import Misses, find_misses
 from costcache.sim.recordings.packed import split
@@ -82,8 +84,6 @@ def test_each_token_that_was_not_found_has_its_reason(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=12), st.integers(0, 12)), max_size=12))
 def test_the_reasons_add_up(requests: list[tuple[list[int], int]]) -> None:
-    import tempfile
-
     rows: list[tuple[list[int], list[int], float, int | None]] = [
         ([*prompt], [], float(at), min(cached, len(prompt))) for at, (prompt, cached) in enumerate(requests)
     ]
@@ -352,3 +352,30 @@ def test_blocks_of_events_cannot_be_cut(tmp_path: Path) -> None:
     path = events(tmp_path / "events", (1.0, [stored(None, [b"a"])]))
     with pytest.raises(SettingsError, match="--block-size is 24: give a multiple of the events' own, 16"):
         convert("vllm-kv-events", [path], block_size=24)
+
+
+# -- damage --------------------------------------------------------------------------------------
+
+
+def samples() -> dict[Form, bytes]:
+    """A sound file of each kind."""
+    batches = [[1.0 + at, [stored(None if at == 0 else b"a", [b"abc"[at : at + 1]])], 0] for at in range(3)]
+    return {
+        "sglang-log": f"[2026-11-29 10:00:00] {json.dumps(finished(words(1, 20), [1, 2], 0))}\n".encode(),
+        "sglang-dump": pickle.dumps({"requests": [], "server_args": {"a": [1, (2,), {3}]}}),
+        "vllm-kv-events": b"".join(map(msgspec.msgpack.encode, batches)),
+    }
+
+
+@given(st.sampled_from(list(FORMS)), st.data())
+def test_no_damage_to_a_log_ends_in_a_traceback(form: Form, data: st.DataObject) -> None:
+    content = bytearray(samples()[form])
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+        content = content or bytearray(b"x")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log")
+        path.write_bytes(content)
+        with contextlib.suppress(TraceError):
+            convert(form, [path])

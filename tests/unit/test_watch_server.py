@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from array import array
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 from costcache.cli import cli
 from costcache.recording.hashes import Tokens
@@ -299,3 +302,13 @@ def test_samples_survive_a_file(tmp_path: Path) -> None:
     (tmp_path / "saved").write_text(saved(one))
     (found,) = load(tmp_path / "saved")
     assert (found.time, found.values) == (12.5, one.values)
+
+
+@given(st.data())
+def test_no_damage_to_a_page_ends_in_a_traceback(data: st.DataObject) -> None:
+    text = page(prompt=1000, found=10, evicted=500)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(st.text(max_size=5)) + text[at + data.draw(st.integers(0, 9)) :]
+    with contextlib.suppress(MetricsError):
+        reasons(figures(parse(text, 0.0, "page")))

@@ -17,6 +17,7 @@ import msgspec
 
 from costcache.errors import TraceError
 from costcache.recording.hashes import Hashed
+from costcache.recording.lines import MOST_BLOCK
 from costcache.recording.recorder import Ended
 from costcache.records import RequestInfo
 from costcache.sim.recordings.packed import split
@@ -36,6 +37,8 @@ _FIELDS = {
     "AllBlocksCleared": (),
 }
 _DEVICE = (None, "GPU")
+_LATEST = 1e12
+"""Unix time, in seconds, after that of any batch."""
 
 
 class _Open:
@@ -63,8 +66,8 @@ class _Follower:
 
     def stored(self, at: float, event: dict[str, Any]) -> None:
         """Blocks were stored, or were found and are published again."""
-        size = int(event.get("block_size") or 0)
-        if not size or (self.size and size != self.size):
+        size = event.get("block_size")
+        if not isinstance(size, int) or not 1 <= size <= MOST_BLOCK or (self.size and size != self.size):
             raise ValueError(f"block_size is {size}; expected {self.size or '1 or more'}, as before")
         self.size = size
         hashes = [_bytes(value) for value in event["block_hashes"]]
@@ -80,7 +83,9 @@ class _Follower:
         first = self._parents[hashes[0]]
         request = None if found or first is None else self._open.pop(first, None)
         if request is None:
-            request = _Open(at, self._path(hashes[-1] if found else first), event.get("session_id"))
+            session = event.get("session_id")
+            path = self._path(hashes[-1] if found else first)
+            request = _Open(at, path, session if isinstance(session, str) else None)
         if not found:
             request.hashes += hashes
         request.last = at
@@ -90,11 +95,13 @@ class _Follower:
         self._open[before] = request
 
     def _path(self, last: bytes | None) -> list[bytes]:
-        path: list[bytes] = []
+        path: dict[bytes, None] = {}
         while last is not None and last in self._parents:
-            path.append(last)
+            if last in path:
+                raise ValueError("a block comes before itself")
+            path[last] = None
             last = self._parents[last]
-        return path[::-1]
+        return list(path)[::-1]
 
     def removed(self, event: dict[str, Any]) -> None:
         """Blocks were evicted."""
@@ -137,7 +144,10 @@ def _batches(path: str | os.PathLike[str]) -> Iterator[tuple[int, float, list[An
         for number, packed in enumerate(split(data), 1):
             batch = msgspec.msgpack.decode(packed)
             at, events, *more = batch
-            yield number, float(at), list(events), more[0] if more else None
+            rank = more[0] if more else None
+            if not isinstance(at, int | float) or not 0.0 <= at < _LATEST or not isinstance(rank, int | None):
+                raise ValueError(f"its time is {at!r} and its rank {rank!r}")
+            yield number, float(at), list(events), rank
     except (ValueError, TypeError, msgspec.DecodeError) as error:
         raise TraceError(
             f"{path}, batch {number}: is no batch of KV events ({error}); give a file of the published "
@@ -149,6 +159,8 @@ def _fields(event: Any) -> dict[str, Any]:
     """An event by its fields: vLLM sends them with names, SGLang and older vLLM without."""
     if isinstance(event, dict):
         return event
+    if not isinstance(event, list) or not event or not isinstance(event[0], str):
+        return {}
     name, *values = event
     return {"type": name, **dict(zip(_FIELDS.get(name, ()), values, strict=False))}
 
@@ -161,8 +173,9 @@ def events_block_size(path: str | os.PathLike[str]) -> int:
     """
     for _, _, events, _ in _batches(path):
         for event in map(_fields, events):
-            if event.get("type") == "BlockStored" and event.get("block_size"):
-                return int(event["block_size"])
+            size = event.get("block_size")
+            if event.get("type") == "BlockStored" and isinstance(size, int) and 1 <= size <= MOST_BLOCK:
+                return size
     raise TraceError(f"{path}: holds no event BlockStored; record while the server answers requests")
 
 
@@ -187,7 +200,7 @@ def read_events(path: str | os.PathLike[str]) -> Iterable[Ended]:
                     follower.removed(event)
                 elif kind == "AllBlocksCleared":
                     follower.cleared()
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise TraceError(f"{path}, batch {number}: an event is malformed ({error!r})") from None
     for follower in ranks.values():
         yield from follower.ended(float("inf"))

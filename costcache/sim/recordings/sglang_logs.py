@@ -29,6 +29,10 @@ __all__ = ["read_dump", "read_log"]
 _LINE = re.compile(r"(?:\[(?P<time>[^\]]*)\] )?(?P<rest>.*)", re.DOTALL)
 _FINISH = "Finish: obj="
 _ADVICE = "run the server with --log-requests --log-requests-level 3 --log-requests-format json"
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+_LATEST = 1e12
+"""Unix time, in seconds, after that of any request."""
+_MOST_TOKENS = 1 << 40
 Get = Callable[[str], Any]
 
 
@@ -59,6 +63,8 @@ def read_log(path: str | os.PathLike[str], tokenizer: str | None = None) -> Iter
                 count += 1
             except _Unusable as why:
                 unusable = unusable or f"line {number}: {why}"
+            except _DAMAGE as error:
+                raise TraceError(f"{path}, line {number}: is malformed ({error!r}); {_ADVICE}") from None
     if not count:
         raise TraceError(f"{path}: holds no finished request that can be used; {unusable or _ADVICE}")
 
@@ -126,8 +132,8 @@ def read_dump(path: str | os.PathLike[str], tokenizer: str | None = None) -> Ite
             count += 1
         except _Unusable as why:
             unusable = unusable or f"request {number}: {why}"
-        except (TypeError, ValueError) as error:
-            raise TraceError(f"{path}, request {number}: is malformed ({error})") from None
+        except _DAMAGE as error:
+            raise TraceError(f"{path}, request {number}: is malformed ({error!r})") from None
     if not count:
         raise TraceError(f"{path}: holds no finished request that can be used; {unusable or 'it has none'}")
 
@@ -207,6 +213,9 @@ def _ended(get: Get, out: dict[str, Any], began: float, ended: float, encode: En
     output = out.get("output_ids")
     count = meta.get("completion_tokens")
     count = len(output or ()) if count is None else int(count)
+    began = min(began, ended)  # clocks of two processes
+    if not (0 <= count <= _MOST_TOKENS and 0.0 <= began <= ended < _LATEST):
+        raise ValueError(f"it has {count} tokens from {began} to {ended}")
     if output is None and not count:
         output = ()
     known = output is not None and len(output) == count and all(isinstance(token, int) for token in output)
@@ -216,16 +225,20 @@ def _ended(get: Get, out: dict[str, Any], began: float, ended: float, encode: En
     return Ended(
         Tokens(names.encode(), _raw(prompt), _raw(output) if known and output is not None else None),
         len(prompt),
-        None if cached is None else min(int(cached), len(prompt)),
+        None if cached is None else max(0, min(int(cached), len(prompt))),
         began,
         ended,
         RequestInfo(
             output_tokens=count,
-            finish_reason=reason.get("type") if isinstance(reason, dict) else None,
-            priority=get("priority") or 0,
-            session=get("session_id"),
+            finish_reason=_text(reason.get("type")) if isinstance(reason, dict) else None,
+            priority=max(-(2**31), min(int(get("priority") or 0), 2**31)),
+            session=_text(get("session_id")),
         ),
     )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _raw(tokens: Sequence[int]) -> bytes:
