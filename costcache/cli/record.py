@@ -49,7 +49,7 @@ def setup(server: str, folder: str) -> None:
         )
         click.echo("# costcache:lru evicts as SGLang does; any policy of costcache records.")
     else:
-        click.echo(f"{ENVIRONMENT}={shlex.quote(folder)} vllm serve MODEL")
+        click.echo(f"{ENVIRONMENT}={shlex.quote(plain(folder))} vllm serve MODEL")
         click.echo(
             "# vLLM's own LRU stays in force unless COSTCACHE_VLLM or --additional-config names a policy."
         )

@@ -349,7 +349,9 @@ def options(rng: Rng, folder: Folder) -> None:
         command = command.commands[name]
     assert command is not None
     required = {"--model": "llama-3-8b", "--memory": "80GiB", "--out": str(folder.path / "new.jsonl")}
-    arguments = {"trace_path": str(folder.good), "path": str(folder.good), "name": "chat", "shell": "bash"}
+    good = str(folder.good)
+    arguments = {"trace_path": good, "path": good, "paths": good, "folder": good, "name": "chat"}
+    arguments |= {"shell": "bash", "server": "vllm"}
     hostile = [
         *map(str, NUMBERS),
         *TEXTS,
@@ -365,10 +367,8 @@ def options(rng: Rng, folder: Folder) -> None:
     taken = [param for param in command.params if isinstance(param, click.Option)]
     for param in rng.sample(taken, min(len(taken), rng.choice((1, 1, 2, 4)))):
         flag = param.opts[0]
-        if flag == "--ray" or flag in (
-            "--jobs",
-            "--max-line",
-        ):  # processes, and what the memory is bounded by
+        # Processes, what the memory is bounded by, and other machines.
+        if flag in ("--ray", "--jobs", "--max-line", "--url"):
             continue
         required.pop(flag, None)
         words.append(flag)
@@ -385,6 +385,8 @@ def options(rng: Rng, folder: Folder) -> None:
     for param in taken:
         if param.opts[0] in required and param.required:
             words += [param.opts[0], required[param.opts[0]]]
+    if name == "watch" and "--file" not in words:
+        words += ["--file", good]
     if name == "workload" and "--requests" not in words:
         words += ["--requests", "20"]
     for given in command.params:
