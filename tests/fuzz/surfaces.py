@@ -349,6 +349,7 @@ def options(rng: Rng, folder: Folder) -> None:
         command = command.commands[name]
     assert command is not None
     required = {"--model": "llama-3-8b", "--memory": "80GiB", "--out": str(folder.path / "new.jsonl")}
+    required["--from"] = "sglang-log"
     good = str(folder.good)
     arguments = {"trace_path": good, "path": good, "paths": good, "folder": good, "name": "chat"}
     arguments |= {"shell": "bash", "server": "vllm"}
