@@ -20,7 +20,7 @@ from costcache.errors import SettingsError
 from costcache.model import CompressedAttention, ModelSpec
 from costcache.plugins import PluginManager, get_plugins
 from costcache.recording.settings import ServerSettings, recording_asked
-from costcache.settings import read_settings
+from costcache.settings import Settings, read_settings
 from costcache.sglang.cache import CostCache
 from costcache.sglang.components import COMPONENTS
 from costcache.sglang.fastcore import FastTreeCore
