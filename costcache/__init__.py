@@ -27,11 +27,21 @@ if TYPE_CHECKING:
     from costcache.policies.spec import PolicySpec
     from costcache.policies.states import StateOrder
     from costcache.radix import RadixCache
-    from costcache.records import Action, NodeRecord, PoolState, RequestInfo, State, Victim
+    from costcache.records import (
+        Action,
+        Asker,
+        NodeRecord,
+        PoolState,
+        RequestInfo,
+        RequestRecord,
+        State,
+        Victim,
+    )
     from costcache.settings import Settings
 
 __all__ = [
     "Action",
+    "Asker",
     "ConfigError",
     "CostModel",
     "CostcacheError",
@@ -44,6 +54,7 @@ __all__ = [
     "PoolState",
     "RadixCache",
     "RequestInfo",
+    "RequestRecord",
     "Settings",
     "SettingsError",
     "State",
@@ -58,6 +69,7 @@ __all__ = [
 
 _MODULES = {
     "Action": "records",
+    "Asker": "records",
     "ConfigError": "errors",
     "CostModel": "cost",
     "CostcacheError": "errors",
@@ -70,6 +82,7 @@ _MODULES = {
     "PoolState": "records",
     "RadixCache": "radix",
     "RequestInfo": "records",
+    "RequestRecord": "records",
     "Settings": "settings",
     "SettingsError": "errors",
     "State": "records",
