@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         SettingsError,
         TraceError,
     )
+    from costcache.formats import TraceFormat
     from costcache.hookspecs import hookimpl
     from costcache.model import ModelSpec
     from costcache.orders import KeyedOrder, VictimOrder
@@ -61,6 +62,7 @@ __all__ = [
     "StateOrder",
     "TokenCost",
     "TraceError",
+    "TraceFormat",
     "Victim",
     "VictimOrder",
     "__version__",
@@ -89,6 +91,7 @@ _MODULES = {
     "StateOrder": "policies.states",
     "TokenCost": "cost",
     "TraceError": "errors",
+    "TraceFormat": "formats",
     "Victim": "records",
     "VictimOrder": "orders",
     "hookimpl": "hookspecs",
