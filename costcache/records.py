@@ -55,7 +55,7 @@ class Action(Enum):
 
 
 class Asker(NamedTuple):
-    """Who sent a request, as far as clients and server say. Made by :class:`Askers`.
+    """Who sent a request, as far as clients and server say. In a cache, equal ones are one object.
 
     Attributes:
         session: Name of the session, such as a conversation or an agent's run; None if unknown.
