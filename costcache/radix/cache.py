@@ -196,7 +196,10 @@ class PrefixCache:
         self._busy = True  # see exclusive()
         try:
             array = as_int64(tokens, "tokens")
-            record = self._request(request, asker)
+            if asker is not None:
+                record = self._asked(request, asker)
+            else:
+                record = self._pool.begin() if request is None else self._request(request)
             first = record.end is None
             root = self._tree.root((extra_key, cache_salt))
             match = self._found(self._find(root, as_key(array, self._page_size), record), first)
@@ -252,7 +255,10 @@ class PrefixCache:
             array = as_int64(tokens, "tokens")
             given = self._given(slots, array.size)
             priority = as_whole(priority, "priority")
-            record = self._request(request, asker)
+            if asker is not None:
+                record = self._asked(request, asker)
+            else:
+                record = self._pool.begin() if request is None else self._request(request)
             tree, pool, page_size, windows = self._tree, self._pool, self._page_size, self._windows
             computed = (
                 0 if windows is None else -(-as_count(window_from, "window_from") // page_size) * page_size
@@ -511,16 +517,20 @@ class PrefixCache:
             raise ValueError(f"{node!r} is a node of another cache: give it to the cache that it is from")
         return current
 
-    def _request(self, name: Hashable, asker: Asker | None) -> RequestRecord:
-        if asker is not None:
-            asker = self._askers.of(*as_asker(asker))
-        if name is None:
-            return self._pool.begin(asker)
+    def _request(self, name: Hashable) -> RequestRecord:
         record = self._requests.get(name)
         if record is None:
-            record = self._requests[name] = self._pool.begin(asker)
-        elif record.asker is None:
-            record.asker = asker
+            record = self._requests[name] = self._pool.begin()
+        return record
+
+    def _asked(self, name: Hashable, asker: Asker) -> RequestRecord:
+        """The record of a request of which it is known who sent it."""
+        known = self._askers.of(*as_asker(asker))
+        if name is None:
+            return self._pool.begin(known)
+        record = self._request(name)
+        if record.asker is None:
+            record.asker = known
         return record
 
     def _given(self, slots: Any, tokens: int) -> NDArray[np.int64] | None:
