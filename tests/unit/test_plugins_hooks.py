@@ -27,8 +27,8 @@ PLUGINS = {
     "mamba_seglen": costcache_mamba_seglen.plugin,
     "seglen": costcache_mamba_seglen.seglen,
 }
-OFFERS = ("policies", "storage_backend")
-"""Hooks that are called once, when a plugin is loaded."""
+OFFERS = ("policies", "storage_backend", "trace_formats")
+"""Hooks that offer something by name; the core has no default for them."""
 POOL = PoolState("kv", "tokens", 1000, 10, 800, 100, 16)
 
 
@@ -60,6 +60,7 @@ def test_the_hooks_are_these() -> None:
         "settings_model",
         "storage_backend",
         "token_cost",
+        "trace_formats",
     }
 
 
