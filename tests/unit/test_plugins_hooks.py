@@ -185,7 +185,7 @@ def test_each_hook_is_called_as_often_as_documented() -> None:
     hooks["match_model"] = counting("match_model", lambda model: 3)
     hooks |= {name: counting(name, dict) for name in OFFERS}
     made = claiming(**hooks)
-    assert sorted(calls) == sorted(OFFERS)
+    assert sorted(calls) == ["policies", "storage_backend"]  # trace formats, when a trace is read
     calls.clear()
     cache = RadixCache(MODEL, 20, plugins=made)
     assert sorted(calls) == ["default_policy", "match_model", "settings_model", "token_cost"]
