@@ -21,17 +21,28 @@ if TYPE_CHECKING:
         SettingsError,
         TraceError,
     )
+    from costcache.formats import TraceFormat
     from costcache.hookspecs import hookimpl
     from costcache.model import ModelSpec
     from costcache.orders import KeyedOrder, VictimOrder
     from costcache.policies.spec import PolicySpec
     from costcache.policies.states import StateOrder
     from costcache.radix import RadixCache
-    from costcache.records import Action, NodeRecord, PoolState, RequestInfo, State, Victim
+    from costcache.records import (
+        Action,
+        Asker,
+        NodeRecord,
+        PoolState,
+        RequestInfo,
+        RequestRecord,
+        State,
+        Victim,
+    )
     from costcache.settings import Settings
 
 __all__ = [
     "Action",
+    "Asker",
     "ConfigError",
     "CostModel",
     "CostcacheError",
@@ -44,12 +55,14 @@ __all__ = [
     "PoolState",
     "RadixCache",
     "RequestInfo",
+    "RequestRecord",
     "Settings",
     "SettingsError",
     "State",
     "StateOrder",
     "TokenCost",
     "TraceError",
+    "TraceFormat",
     "Victim",
     "VictimOrder",
     "__version__",
@@ -58,6 +71,7 @@ __all__ = [
 
 _MODULES = {
     "Action": "records",
+    "Asker": "records",
     "ConfigError": "errors",
     "CostModel": "cost",
     "CostcacheError": "errors",
@@ -70,12 +84,14 @@ _MODULES = {
     "PoolState": "records",
     "RadixCache": "radix",
     "RequestInfo": "records",
+    "RequestRecord": "records",
     "Settings": "settings",
     "SettingsError": "errors",
     "State": "records",
     "StateOrder": "policies.states",
     "TokenCost": "cost",
     "TraceError": "errors",
+    "TraceFormat": "formats",
     "Victim": "records",
     "VictimOrder": "orders",
     "hookimpl": "hookspecs",

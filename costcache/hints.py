@@ -15,7 +15,7 @@ logger = logging.getLogger("costcache")
 
 KEY = "costcache"
 """Entry of a request that holds the hints, in servers that have entries of any name."""
-HINTS = frozenset({"session", "tenant", "session_ends", "returns_after", "keep_seconds"})
+HINTS = frozenset({"session", "tenant", "user", "session_ends", "returns_after", "keep_seconds"})
 """Hints that it may have, fields of :class:`~costcache.records.RequestInfo`."""
 NO_HINTS = RequestInfo()
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from costcache.cost import TokenCost
     from costcache.deployment import Deployment
+    from costcache.formats import TraceFormat
     from costcache.model import ModelSpec
     from costcache.policies.spec import PolicySpec
     from costcache.records import PoolState
@@ -43,6 +44,7 @@ __all__ = [
     "settings_model",
     "storage_backend",
     "token_cost",
+    "trace_formats",
 ]
 
 PROJECT = "costcache"
@@ -188,4 +190,19 @@ def storage_backend() -> dict[str, StorageSpec]:
     Returns:
         Name of the backend to :class:`costcache.storage.StorageSpec`. A name that another plugin already
         offers is reported and skipped.
+    """
+
+
+@hookspec
+def trace_formats() -> dict[str, TraceFormat]:
+    """Offer readers of trace files in formats of one's own.
+
+    Called when a trace file is read. A plugin's formats are asked before the built-in ones; two that claim
+    one file are an error that names both. With ``--format NAME`` nobody is asked, and that one reads. A
+    format that is not valid, and one whose ``claims`` raises, is reported by name and passed over; one whose
+    ``read`` fails is an error that names the plugin.
+
+    Returns:
+        Format name to :class:`costcache.TraceFormat`. The name has letters, digits, ``-`` and ``_``. One that
+        costcache or another plugin already has is reported and skipped.
     """

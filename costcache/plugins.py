@@ -15,7 +15,7 @@ import logging
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -29,6 +29,7 @@ from costcache import generic, hookspecs, policies, storage
 from costcache._version import __version__
 from costcache.cost import CostModel, TokenCost
 from costcache.errors import CostcacheError, PluginError, one_line
+from costcache.formats import TraceFormat
 from costcache.orders import KeyedOrder, VictimOrder
 from costcache.policies import PolicySpec
 from costcache.policies.spec import Sight
@@ -192,9 +193,10 @@ class PluginManager:
         """Load every entry point of the group, in order of name; skip and report those that fail."""
         points = entry_points(group=hookspecs.PROJECT)
         for point in sorted(points, key=lambda p: (p.name, p.value)):
-            self._load(point)
+            self.load(point)
 
-    def _load(self, point: EntryPoint) -> None:
+    def load(self, point: EntryPoint) -> None:
+        """Load one entry point, or report why it is skipped."""
         try:
             _check_point(point)
             self.register(point.load(), point.name, point.value)
@@ -323,6 +325,10 @@ class PluginManager:
                 raise TypeError(f"{backend!r}: open is {spec.open!r}, not a function")
         return offer
 
+    def skip(self, plugin: str, reason: str) -> None:
+        """Report, once, that a part of a plugin is passed over."""
+        self._failed(plugin, self._sources[plugin], reason)
+
     def _failed(self, plugin: str, source: str, reason: str) -> None:
         failure = PluginFailure(plugin, source, reason)
         if failure in self.failures:
@@ -400,10 +406,8 @@ class PluginManager:
             PluginError: If two plugins claim the model with the same specificity.
         """
         claims: dict[int, list[str]] = {}
-        for impl in self.pm.hook.match_model.get_hookimpls():
-            claim = self._claim(impl.plugin_name, model)
-            if claim is not None:
-                claims.setdefault(claim, []).append(impl.plugin_name)
+        for plugin, claim in self.claims(model).items():
+            claims.setdefault(claim, []).append(plugin)
         highest = max(claims)  # generic claims every model
         if len(claims[highest]) > 1:
             names = " and ".join(repr(name) for name in sorted(claims[highest]))
@@ -418,6 +422,15 @@ class PluginManager:
             model=model,
             **{hook: self._bound(name, hook, default) for hook, default in generic.DEFAULTS.items()},
         )
+
+    def claims(self, model: ModelSpec) -> dict[str, int]:
+        """The claims of all plugins on a model, by plugin, as :meth:`match` compares them."""
+        claims: dict[str, int] = {}
+        for impl in self.pm.hook.match_model.get_hookimpls():
+            claim = self._claim(impl.plugin_name, model)
+            if claim is not None:
+                claims[impl.plugin_name] = claim
+        return claims
 
     def _claim(self, name: str, model: ModelSpec) -> int | None:
         try:
@@ -446,6 +459,43 @@ class PluginManager:
                 picks = tuple(names.index(argument) for argument in impl.argnames)
                 return _picking(impl.function, picks)
         return default
+
+    # -- readers of traces -------------------------------------------------------------------
+
+    def trace_formats(self, taken: Collection[str] = ()) -> dict[str, tuple[str, TraceFormat]]:
+        """The formats of trace files that plugins offer: by name, the plugin and its format.
+
+        What is not valid is reported and left out.
+
+        Args:
+            taken: Names that are not theirs to give.
+        """
+        offered: dict[str, tuple[str, TraceFormat]] = {}
+        for impl in self.pm.hook.trace_formats.get_hookimpls():
+            plugin = impl.plugin_name
+            for name, found in self._formats_of(plugin).items():
+                wrong = _wrong_format(name, found)
+                if wrong is None and (name in taken or name in offered):
+                    owner = offered[name][0] if name in offered else "costcache"
+                    wrong = f"is taken by {owner!r}"
+                if wrong is None:
+                    offered[name] = (plugin, found)
+                else:
+                    self.skip(plugin, f"trace format {name!r} {wrong}")
+        return offered
+
+    def _formats_of(self, plugin: str) -> dict[Any, Any]:
+        try:
+            found: Any = self._bound(plugin, "trace_formats", dict)()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.skip(plugin, f"trace_formats raised {error!r}")
+            return {}
+        if isinstance(found, dict):
+            return found
+        self.skip(plugin, f"trace_formats returned {found!r}, not a dict of names to TraceFormat")
+        return {}
 
     # -- policy plugins ----------------------------------------------------------------------
 
@@ -659,6 +709,10 @@ class PluginManager:
                 }
                 for name, (plugin, backend) in sorted(self._storage.items())
             ],
+            "trace_formats": [
+                {"name": name, "plugin": plugin, "summary": found.summary}
+                for name, (plugin, found) in sorted(self.trace_formats().items())
+            ],
             "failures": [{"plugin": f.plugin, "source": f.source, "reason": f.reason} for f in self.failures],
         }
 
@@ -705,6 +759,22 @@ def _check_spec(policy: str, spec: PolicySpec) -> None:
         raise TypeError(f"{policy!r}: windows is {windows!r}, not the name of a policy or None")
     if not isinstance(spec.explains, bool):
         raise TypeError(f"{policy!r}: explains is {spec.explains!r}, not True or False")
+
+
+def _wrong_format(name: Any, found: Any) -> str | None:
+    """What is wrong with an offer of a trace format, in words; None if nothing is."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        return "cannot be asked for: name it with letters, digits, '-' and '_'"
+    if not isinstance(found, TraceFormat):
+        return f"is {found!r}, not a TraceFormat"
+    for field in ("read", "claims"):
+        function: Any = getattr(found, field)
+        if not callable(function):
+            return f"has the {field} {function!r}, not a function"
+    summary: Any = found.summary
+    if not isinstance(summary, str) or len(summary.splitlines()) > 1:
+        return f"has the summary {summary!r}, not one line of text"
+    return None
 
 
 def _check_point(point: EntryPoint) -> None:

@@ -21,6 +21,7 @@ from costcache.guard import HookGuard, OrderGuard
 from costcache.orders import VictimOrder, overridden
 from costcache.records import (
     Action,
+    Asker,
     Clock,
     NodeRecord,
     PoolState,
@@ -307,10 +308,10 @@ class Pool:
 
     # -- requests ----------------------------------------------------------------------------
 
-    def begin(self) -> RequestRecord:
-        """Begin a request."""
+    def begin(self, asker: Asker | None = None) -> RequestRecord:
+        """Begin a request, which ``asker`` sent."""
         clock = self.clock
-        return RequestRecord(clock.begin(), clock.in_seconds)
+        return RequestRecord(clock.begin(), clock.in_seconds, asker)
 
     @property
     def hears_finish(self) -> bool:
@@ -350,6 +351,10 @@ class Pool:
                 self.refresh(record)
             return
         use, touch, now, counted = self._use, self._touch, clock.now, request.counted
+        asker = request.asker
+        if asker is not None:
+            for record in path:
+                record.used_by = asker
         if use is None and touch is None and again:  # nobody listens, as under LRU: a loop without questions
             for record in path:
                 record.recency = recency
@@ -449,6 +454,7 @@ class Pool:
             record.priority = priority
             if request is not None:
                 record.creator = request.number
+                record.made_by = record.used_by = request.asker
                 end = record.depth + record.tokens
                 request.counted = max(request.counted, end)
         else:

@@ -7,6 +7,7 @@ the simulator and the server adapter.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -17,6 +18,8 @@ from mypy_extensions import mypyc_attr
 __all__ = [
     "MOST_ENDING",
     "Action",
+    "Asker",
+    "Askers",
     "Clock",
     "NodeRecord",
     "PoolState",
@@ -31,6 +34,10 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 MOST_ENDING: Final = 4
 """Last tokens of an output that a :class:`RequestInfo` may hold."""
+MOST_NAME: Final = 200
+"""Characters of a name of an :class:`Asker`; a longer one ends in a checksum of the whole."""
+MOST_ASKERS: Final = 65_536
+"""Askers that a table of them knows at a time."""
 
 
 def tuple_maker(kind: type[T]) -> Callable[[tuple[Any, ...]], T]:
@@ -45,6 +52,59 @@ class Action(Enum):
     """Free the node's tokens (or its tail's, when it is trimmed) and, once it is empty, the node."""
     TOMBSTONE = "tombstone"
     """Free the state checkpoint of the node and keep its tokens (models with states only)."""
+
+
+class Asker(NamedTuple):
+    """Who sent a request, as far as clients and server say. In a cache, equal ones are one object.
+
+    Attributes:
+        session: Name of the session, such as a conversation or an agent's run; None if unknown.
+        tenant: Name of the customer or application, or of the namespace that the server keeps apart (SGLang's
+            ``extra_key``, a cache salt); None if unknown.
+        user: Name of the end user; None if unknown.
+    """
+
+    session: str | None = None
+    tenant: str | None = None
+    user: str | None = None
+
+
+_make_asker: Final = tuple_maker(Asker)
+
+
+class Askers:
+    """Makes askers so that equal ones are one object, of which records hold references.
+
+    Bounded: a name has at most :data:`MOST_NAME` characters, and the table at most :data:`MOST_ASKERS`
+    entries, after which it starts anew. What records refer to stays.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str | None, str | None, str | None], Asker] = {}
+
+    def of(self, session: str | None, tenant: str | None = None, user: str | None = None) -> Asker | None:
+        """The asker of these names; None if none is known."""
+        if session is None and tenant is None and user is None:
+            return None
+        names = (session, tenant, user)
+        known = self._known.get(names)
+        if known is None:
+            short = (_shortened(session), _shortened(tenant), _shortened(user))
+            known = self._known.get(short)
+            if known is None:
+                if len(self._known) >= MOST_ASKERS:
+                    self._known.clear()
+                known = self._known[short] = _make_asker(short)
+        return known
+
+
+def _shortened(name: str | None) -> str | None:
+    if name is None or len(name) <= MOST_NAME:
+        return name
+    checksum = zlib.crc32(name.encode("utf-8", "surrogatepass"))
+    return f"{name[: MOST_NAME - 9]}~{checksum:08x}"
 
 
 class Clock:
@@ -131,6 +191,9 @@ class NodeRecord:
         pins: Pins on this very node.
         locks: Its pins, plus its children that are locked. A locked node is never a victim.
         priority: Highest priority of the requests that inserted it.
+        made_by: Who sent the request that made the node; None if unknown. The prefix of a split inherits it.
+        used_by: Who sent the last request that walked over the node and of which that is known; None without
+            any.
         state: Models with states: the checkpoint at the end of this node, or None.
         data: For the order's own use; None when the node is created.
         queued: For the base classes of orders: the key of the node's place in their queue, None without one.
@@ -144,6 +207,7 @@ class NodeRecord:
         "last_use",
         "live_children",
         "locks",
+        "made_by",
         "parent",
         "pins",
         "priority",
@@ -152,6 +216,7 @@ class NodeRecord:
         "serial",
         "state",
         "tokens",
+        "used_by",
         "uses",
     )
 
@@ -169,6 +234,8 @@ class NodeRecord:
         self.pins = 0
         self.locks = 0
         self.priority = 0
+        self.made_by: Asker | None = None
+        self.used_by: Asker | None = None
         self.state: State | None = None
         self.data: Any = None
         self.queued: Any = None
@@ -242,6 +309,8 @@ class NodeRecord:
         self.created = tail.created
         self.creator = tail.creator
         self.priority = tail.priority
+        self.made_by = tail.made_by
+        self.used_by = tail.used_by
 
     def __repr__(self) -> str:
         return (
@@ -307,7 +376,7 @@ class PoolState(NamedTuple):
 class RequestInfo(NamedTuple):
     """The facts known of a request when it finishes; everything is optional.
 
-    The last five are hints: what the client says it will do, which may be wrong.
+    The last six are hints: what the client says it will do, which may be wrong.
 
     Attributes:
         output_tokens: Tokens generated.
@@ -323,6 +392,7 @@ class RequestInfo(NamedTuple):
         returns_after: Seconds after which the client expects to continue from this prompt, or a label of
             the reason for the pause, such as a tool's name; None if it does not say.
         keep_seconds: Seconds for which the client asks to keep the prompt, None if it does not.
+        user: Name of the end user, None if unknown.
     """
 
     output_tokens: int = 0
@@ -335,6 +405,7 @@ class RequestInfo(NamedTuple):
     session_ends: bool = False
     returns_after: float | str | None = None
     keep_seconds: float | None = None
+    user: str | None = None
 
 
 class RequestRecord:
@@ -350,12 +421,24 @@ class RequestRecord:
         branch: With windows that are ranked apart: tokens that its match found cached, usable or not; prompts
             branch there. -1 if it has not matched, 0 once a window was kept there.
         windows: Record of the same request among sliding windows that are ranked apart; None without any.
+        asker: Who sent it; None if unknown.
     """
 
-    __slots__ = ("branch", "counted", "end", "in_seconds", "matched", "number", "oversized", "windows")
+    __slots__ = (
+        "asker",
+        "branch",
+        "counted",
+        "end",
+        "in_seconds",
+        "matched",
+        "number",
+        "oversized",
+        "windows",
+    )
 
-    def __init__(self, number: int, in_seconds: bool = False) -> None:
+    def __init__(self, number: int, in_seconds: bool = False, asker: Asker | None = None) -> None:
         self.number = number
+        self.asker = asker
         self.in_seconds = in_seconds
         self.end: NodeRecord | None = None
         self.counted = 0

@@ -55,6 +55,8 @@ FACTS = (
     "pins",
     "locks",
     "priority",
+    "made_by",
+    "used_by",
     "state",
 )
 """Fields of a record that an order may read only."""

@@ -60,7 +60,7 @@ RELATED = {
     "costcache.pool": ("Pool",),
     "costcache.binding": ("Binding",),
     "costcache.eviction": ("Eviction", "Freed", "EvictionCounters", "Refused"),
-    "costcache.records": ("Clock", "RequestRecord"),
+    "costcache.records": ("Clock",),
     "costcache.settings": ("PoolSettings",),
     "costcache.plugins": ("PluginManager", "Architecture", "PluginFailure"),
     "costcache.model": ("FullAttention", "LatentAttention", "SlidingWindow", "StateSpace"),
@@ -82,6 +82,8 @@ RELATED = {
     "costcache.sim.results": ("Run",),
     "costcache.sim.trace": ("Trace",),
     "costcache.sim.traces": ("load_trace", "write_trace"),
+    "costcache.sim.traces.columns": ("Columns",),
+    "costcache.sim.traces.files": ("Source",),
     "costcache.sim.workloads": ("generate", "workload_settings"),
 }
 

@@ -49,6 +49,9 @@ class TraceOptions(Options):
         description="Seconds from an answer to the session's next request, for traces that record neither "
         "times nor think times.",
     )
+    format: str | None = Field(
+        None, description="Format of the file, built in or a plugin's.  [default: detected]"
+    )
     max_line: str = Field(
         "64MiB", description="Longest line of the file; of a file that is one JSON array, its size."
     )
@@ -82,7 +85,7 @@ class TraceOptions(Options):
             task = Task(bar, f"reading {path}")
             trace, found = read_trace(
                 path,
-                Reading(self.block_size, self.tokenizer, limits),
+                Reading(self.block_size, self.tokenizer, limits, self.format),
                 arrivals=self.arrivals,
                 seed=self.seed,
                 gaps=self.gaps,
@@ -99,6 +102,7 @@ trace_options = model_options(
     "reading",
     arrivals={"metavar": "PROCESS"},
     retime={"metavar": "FILE", "shell_complete": completing.files},
+    format={"metavar": "NAME"},
     tokenizer={"metavar": "PATH", "shell_complete": completing.files},
     max_line={"metavar": "SIZE"},
     max_stream={"metavar": "SIZE"},

@@ -41,11 +41,11 @@ class PolicySpec:
 
     ``sees`` decides where a policy can serve:
 
-    - ``"leaves"``: it ranks unlocked leaves by a key made of uses, times and priority alone, not of position
-      or size. Its order is a :class:`~costcache.orders.KeyedOrder`. Every host can serve it, SGLang's Rust
-      core included; on a model with states, a state has the key of its node.
-    - ``"nodes"``: it looks at positions, sizes or events of any node. SGLang's Rust core cannot serve it, and
-      models with states only if it sees states too.
+    - ``"leaves"``: it ranks unlocked leaves by a key made of uses, times and priority alone, not of position,
+      size or who asks. Its order is a :class:`~costcache.orders.KeyedOrder`. Every host can serve it, the
+      Rust core of SGLang included; on a model with states, a state has the key of its node.
+    - ``"nodes"``: it looks at positions, sizes, who asks, or events of any node. SGLang's Rust core cannot
+      serve it, and models with states only if it sees states too.
     - ``"states"``: on a model with states it ranks the state checkpoints, by a
       :class:`~costcache.policies.states.StateOrder`. A policy that sees nothing else serves such models only.
 

@@ -17,13 +17,13 @@ from costcache.eviction import Eviction, EvictionCounters
 from costcache.model import ModelSpec
 from costcache.plugins import PluginManager, get_plugins
 from costcache.radix.events import Event, EventStream
-from costcache.radix.keys import as_count, as_info, as_int64, as_key, as_whole
+from costcache.radix.keys import as_asker, as_count, as_info, as_int64, as_key, as_whole
 from costcache.radix.node import Node, Root
 from costcache.radix.results import CacheStats, Inserted, Match, joined, slots_of
 from costcache.radix.slots import Slots
 from costcache.radix.tree import RadixTree
 from costcache.radix.windows import WindowTree
-from costcache.records import Clock, NodeRecord, PoolState, RequestInfo, RequestRecord
+from costcache.records import Asker, Askers, Clock, NodeRecord, PoolState, RequestInfo, RequestRecord
 from costcache.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class PrefixCache:
         self._slots = slots
         self._page_size = tree.page_size
         self._requests: dict[Hashable, RequestRecord] = {}
+        self._askers = Askers()
         self._events = EventStream(tree.page_bytes, tree.page_size)
         self._leaving: Callable[[Node, int], object] | None = None
         self._freed: list[NDArray[np.int64]] = []
@@ -173,6 +174,7 @@ class PrefixCache:
         *,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        asker: Asker | None = None,
     ) -> Match:
         """Find the longest cached prefix of ``tokens``, and use it.
 
@@ -184,13 +186,20 @@ class PrefixCache:
                 request.
             extra_key: Prefixes of different extra keys (an adapter, say) never match.
             cache_salt: Nor do prefixes of different salts.
+            asker: Who sent the request, for policies that ask; see :class:`~costcache.records.Asker`.
+
+        Raises:
+            TypeError: Tokens are not integers, or the asker is not an Asker of texts.
         """
         if self._busy:
             raise _at_work("match_prefix")
         self._busy = True  # see exclusive()
         try:
             array = as_int64(tokens, "tokens")
-            record = self._pool.begin() if request is None else self._request(request)
+            if asker is not None:
+                record = self._asked(request, asker)
+            else:
+                record = self._pool.begin() if request is None else self._request(request)
             first = record.end is None
             root = self._tree.root((extra_key, cache_salt))
             match = self._found(self._find(root, as_key(array, self._page_size), record), first)
@@ -217,6 +226,7 @@ class PrefixCache:
         priority: int = 0,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        asker: Asker | None = None,
     ) -> Inserted:
         """Cache the whole pages of ``tokens`` that are not cached yet.
 
@@ -232,6 +242,7 @@ class PrefixCache:
             priority: For the ``priority`` order; a node has the highest of its requests.
             extra_key: See :meth:`match_prefix`.
             cache_salt: See :meth:`match_prefix`.
+            asker: See :meth:`match_prefix`; a request keeps the first one that it is given.
 
         Raises:
             ValueError: Slots are missing, out of range, in the cache already or named twice.
@@ -244,7 +255,10 @@ class PrefixCache:
             array = as_int64(tokens, "tokens")
             given = self._given(slots, array.size)
             priority = as_whole(priority, "priority")
-            record = self._pool.begin() if request is None else self._request(request)
+            if asker is not None:
+                record = self._asked(request, asker)
+            else:
+                record = self._pool.begin() if request is None else self._request(request)
             tree, pool, page_size, windows = self._tree, self._pool, self._page_size, self._windows
             computed = (
                 0 if windows is None else -(-as_count(window_from, "window_from") // page_size) * page_size
@@ -507,6 +521,16 @@ class PrefixCache:
         record = self._requests.get(name)
         if record is None:
             record = self._requests[name] = self._pool.begin()
+        return record
+
+    def _asked(self, name: Hashable, asker: Asker) -> RequestRecord:
+        """The record of a request of which it is known who sent it."""
+        known = self._askers.of(*as_asker(asker))
+        if name is None:
+            return self._pool.begin(known)
+        record = self._request(name)
+        if record.asker is None:
+            record.asker = known
         return record
 
     def _given(self, slots: Any, tokens: int) -> NDArray[np.int64] | None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costcache.records import MOST_ENDING, RequestInfo
+from costcache.records import MOST_ENDING, Asker, RequestInfo
 
-__all__ = ["as_count", "as_info", "as_int64", "as_key", "as_whole"]
+__all__ = ["as_asker", "as_count", "as_info", "as_int64", "as_key", "as_whole"]
 
 _WIDEST = 8  # bytes
 
@@ -82,6 +82,21 @@ def as_count(value: Any, what: str) -> int:
     return count
 
 
+def as_asker(asker: Asker) -> Asker:
+    """Return an asker, once its type and those of its names have been checked.
+
+    Raises:
+        TypeError: It is not an Asker, or a name is not text.
+    """
+    if not isinstance(asker, Asker):
+        raise TypeError(f"asker is {asker!r}: give an Asker")
+    names: dict[str, Any] = asker._asdict()  # whatever the caller put in
+    for field, name in names.items():
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"{field} is {name!r}: give text, or None if it is unknown")
+    return asker
+
+
 def as_info(info: RequestInfo) -> RequestInfo:
     """Return the facts of a request, once their types have been checked.
 
@@ -92,7 +107,7 @@ def as_info(info: RequestInfo) -> RequestInfo:
     if not isinstance(info, RequestInfo):
         raise TypeError(f"info is {info!r}: give a RequestInfo")
     facts: dict[str, Any] = info._asdict()  # whatever the caller put in
-    for name in ("finish_reason", "session", "tenant"):
+    for name in ("finish_reason", "session", "tenant", "user"):
         text = facts[name]
         if text is not None and not isinstance(text, str):
             raise TypeError(f"{name} is {text!r}: give text, or None if it is unknown")
@@ -113,6 +128,7 @@ def as_info(info: RequestInfo) -> RequestInfo:
         session_ends=ends,
         returns_after=returns if isinstance(returns, str) else _as_seconds(returns, "returns_after"),
         keep_seconds=_as_seconds(keep, "keep_seconds"),
+        user=facts["user"],
     )
 
 

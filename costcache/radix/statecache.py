@@ -17,7 +17,7 @@ from costcache.radix.node import Node
 from costcache.radix.results import Inserted, Match
 from costcache.radix.slots import Slots
 from costcache.radix.states import StateTree
-from costcache.records import PoolState
+from costcache.records import Asker, PoolState
 from costcache.settings import Settings, read_settings
 
 __all__ = ["StateCache", "StateMatch"]
@@ -132,6 +132,7 @@ class StateCache(PrefixCache):
         *,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        asker: Asker | None = None,
     ) -> StateMatch:
         """Find the longest prefix of ``tokens`` that a request can resume from, and use it.
 
@@ -139,7 +140,7 @@ class StateCache(PrefixCache):
         """
         return cast(
             "StateMatch",
-            super().match_prefix(tokens, request, extra_key=extra_key, cache_salt=cache_salt),
+            super().match_prefix(tokens, request, extra_key=extra_key, cache_salt=cache_salt, asker=asker),
         )
 
     def insert(  # type: ignore[override]  # there are no windows apart, so no window_from
@@ -152,6 +153,7 @@ class StateCache(PrefixCache):
         priority: int = 0,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        asker: Asker | None = None,
     ) -> Inserted:
         """Cache ``tokens``, and a state after them.
 
@@ -162,6 +164,7 @@ class StateCache(PrefixCache):
             priority: Likewise.
             extra_key: Likewise.
             cache_salt: Likewise.
+            asker: Likewise.
             state: A reserved state slot with the state after all of ``tokens``, which must be whole pages. It
                 becomes the cache's, if ``tokens`` are cached to their end and have no state there yet;
                 else it stays the caller's. Without one, the added KV is dead until a state is kept after it.
@@ -178,7 +181,13 @@ class StateCache(PrefixCache):
                     "one at the end of a page"
                 )
         done = super().insert(
-            tokens, slots, request, priority=priority, extra_key=extra_key, cache_salt=cache_salt
+            tokens,
+            slots,
+            request,
+            priority=priority,
+            extra_key=extra_key,
+            cache_salt=cache_salt,
+            asker=asker,
         )
         node = done.node
         if state is not None and node.end == len(tokens) and node.parent is not None and node.state is None:

@@ -343,7 +343,7 @@ class WindowTree(RadixTree):
     def _beside(self, request: RequestRecord) -> RequestRecord:
         beside = request.windows
         if beside is None:
-            beside = request.windows = RequestRecord(request.number, request.in_seconds)
+            beside = request.windows = RequestRecord(request.number, request.in_seconds, request.asker)
         beside.matched = request.matched
         return beside
 

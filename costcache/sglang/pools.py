@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from costcache.policies.keyed import LRU
-from costcache.records import Clock, PoolState, RequestInfo, RequestRecord
+from costcache.records import Asker, Clock, PoolState, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
     from costcache.binding import Binding
@@ -123,11 +123,15 @@ class Pools:
 
     # -- requests ----------------------------------------------------------------------------
 
-    def begin(self) -> dict[str, RequestRecord]:
-        """Begin a request; returns its record in each pool."""
+    def begin(self, asker: Asker | None = None) -> dict[str, RequestRecord]:
+        """Begin a request, which ``asker`` sent; returns its record in each pool."""
         clock = self.clock
         number = clock.begin()
-        return {name: RequestRecord(number, clock.in_seconds) for name in self.by_name if name not in _SHARED}
+        return {
+            name: RequestRecord(number, clock.in_seconds, asker)
+            for name in self.by_name
+            if name not in _SHARED
+        }
 
     def walk(self, request: dict[str, RequestRecord] | None) -> None:
         """Begin a walk of the tree, on behalf of ``request`` if given."""
@@ -159,6 +163,6 @@ class Pools:
 
 def _without_end(request: RequestRecord) -> RequestRecord:
     """A copy of a request for another tier's order, without the end, which is not a record of that order."""
-    seen = RequestRecord(request.number, request.in_seconds)
+    seen = RequestRecord(request.number, request.in_seconds, request.asker)
     seen.matched = request.matched
     return seen

@@ -6,10 +6,10 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from costcache.hints import HINTS, KEY, read_hints
+from costcache.hints import HINTS, KEY, NO_HINTS, read_hints
 from costcache.recording.hashes import Tokens
 from costcache.recording.recorder import Ended
-from costcache.records import MOST_ENDING, RequestInfo, RequestRecord
+from costcache.records import MOST_ENDING, Asker, Askers, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
     from costcache.sglang.pools import Pools
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["HINTS", "KEY", "Life", "ended", "hints", "info", "life_of"]
 
 ATTRIBUTE = "_costcache"
+_ASKERS = Askers()
 
 
 class Life:
@@ -24,14 +25,16 @@ class Life:
 
     Attributes:
         records: Its record in each pool, by the pool's name.
+        told: Hints of its client.
         stored: Whether the cache has tokens that it computed: later matches find its own tokens.
         finished: Whether its end was reported to the pools.
     """
 
-    __slots__ = ("finished", "records", "stored")
+    __slots__ = ("finished", "records", "stored", "told")
 
-    def __init__(self, records: dict[str, RequestRecord]) -> None:
+    def __init__(self, records: dict[str, RequestRecord], told: RequestInfo = NO_HINTS) -> None:
         self.records = records
+        self.told = told
         self.stored = False
         self.finished = False
 
@@ -49,7 +52,8 @@ def life_of(req: Any, pools: Pools) -> Life:
     """
     life: Life | None = getattr(req, ATTRIBUTE, None)
     if life is None:
-        life = Life(pools.begin())
+        told = hints(req.sampling_params.custom_params)
+        life = Life(pools.begin(_asker(req, told)), told)
         setattr(req, ATTRIBUTE, life)
     return life
 
@@ -64,15 +68,20 @@ def info(req: Any, life: Life) -> RequestInfo:
     prompt, matched = len(req.origin_input_ids), life.records["kv"].matched
     reason = req.finished_reason
     kind = None if reason is None else reason.to_json().get("type")
-    told = hints(req.sampling_params.custom_params)
-    return told._replace(
+    return life.told._replace(
         output_tokens=len(req.output_ids),
         new_tokens=max(0, prompt - matched),
         finish_reason=kind,
         priority=req.priority or 0,
-        session=req.session_id or told.session,
+        session=req.session_id or life.told.session,
         ending=tuple(req.output_ids_through_stop[-MOST_ENDING:]) if kind == "stop" else (),
     )
+
+
+def _asker(req: Any, told: RequestInfo) -> Asker | None:
+    """Who sent a request. A client that names no tenant may have one in what keeps its prefixes apart."""
+    tenant = told.tenant or req.extra_key or req.cache_salt
+    return _ASKERS.of(req.session_id or told.session, tenant or None, told.user)
 
 
 def hints(params: Any) -> RequestInfo:

@@ -56,7 +56,8 @@ def replay(
     begin, finish = pool.begin, pool.finish
     times, whole = trace.timestamps.tolist(), keys.tokens.tolist()
     priorities = None if trace.priorities is None else trace.priorities.tolist()
-    info = RequestInfos(trace, known).of
+    infos = RequestInfos(trace, known)
+    info, askers = infos.of, infos.askers
     cache: _Checkpoints | _Prefixes | _Windows
     if isinstance(tree, StateTree):
         cache = _Checkpoints(tree)
@@ -71,7 +72,7 @@ def replay(
         for i, view in numbered(keys, len(keys), progress):
             key = bytes(view)  # slices of bytes are cheaper than slices of a view
             clock.advance(times[i])
-            request = begin()
+            request = begin(None if askers is None else askers[i])
             node = match(root_of(namespace), key, request)
             found = serve(node, key, whole[i], request)
             matched.append(found)

@@ -7,7 +7,7 @@ import zlib
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from costcache.records import MOST_ENDING, RequestInfo, tuple_maker
+from costcache.records import MOST_ENDING, Asker, Askers, RequestInfo, tuple_maker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,17 +57,21 @@ class RequestInfos:
     has the tokens themselves. Session names are told if clients sent
     them. Priorities and hints are told in either case: they are the client's.
 
+    Attributes:
+        askers: Who sent each request, with the same limits, or None; None if nothing is told of any.
+
     Args:
         trace: The requests, in the order of their numbers.
         known: What is told: ``"server"`` or ``"all"``.
     """
 
-    __slots__ = ("_inputs", "_outputs", "_rest")
+    __slots__ = ("_inputs", "_outputs", "_rest", "askers")
 
     def __init__(self, trace: Trace, known: Known = "server") -> None:
         self._inputs: list[int] = trace.input_tokens.tolist()
         self._outputs: list[int] = trace.output_tokens.tolist()
         self._rest = _rest(trace, known)
+        self.askers = _askers(self._rest)
 
     def of(self, request: int, matched: int) -> RequestInfo:
         """The info of one request.
@@ -97,18 +101,33 @@ def _rest(trace: Trace, known: Known) -> Sequence[tuple[Any, ...]]:
         returns = [
             seconds if label is None else label for seconds, label in zip(returns, labels, strict=True)
         ]
-    tenants = [*trace.tenant_names, None]  # index -1, unknown, is the last one
     columns = (
         _none(count) if finish is None else [[*reasons, None][i] for i in finish],
         [0] * count if trace.priorities is None else trace.priorities.tolist(),
         _none(count) if sessions is None else [str(i) for i in sessions.tolist()],
         _last_tokens(trace) if finish is None else [[*endings, ()][i] for i in finish],
-        _none(count) if trace.tenants is None else [tenants[i] for i in trace.tenants.tolist()],
+        _named(trace.tenants, trace.tenant_names, count),
         [False] * count if trace.session_ends is None else trace.session_ends.tolist(),
         returns,
         _values(trace.keep_seconds, count),
+        _named(trace.users, trace.user_names, count),
     )
     return list(zip(*columns, strict=True))
+
+
+def _named(column: NDArray[np.int64] | None, names: tuple[str, ...], count: int) -> list[str | None]:
+    """The names that a column of indices stands for."""
+    if column is None:
+        return _none(count)
+    known = [*names, None]  # index -1, unknown, is the last one
+    return [known[i] for i in column.tolist()]
+
+
+def _askers(rest: Sequence[tuple[Any, ...]]) -> list[Asker | None] | None:
+    first, askers = len(RequestInfo._fields) - len(rest[0]) if rest else 0, Askers()
+    session, tenant, user = (RequestInfo._fields.index(name) - first for name in Asker._fields)
+    found = [askers.of(row[session], row[tenant], row[user]) for row in rest]
+    return found if any(asker is not None for asker in found) else None
 
 
 def _last_tokens(trace: Trace) -> list[tuple[int, ...]]:

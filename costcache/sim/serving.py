@@ -202,7 +202,8 @@ class Server:
         clock.advance(max(now, clock.now))
         request = self.head
         if request is None:
-            request = self.head = pool.begin()
+            askers = self.infos.askers
+            request = self.head = pool.begin(None if askers is None else askers[index])
         # A waiting request matches again: its prefix stays recent, and its use counts once.
         node = self.find(tree.root(()), key[:usable], request)
         if not self.run_prompt(index, now, node, request, alone=alone):

@@ -394,8 +394,9 @@ class Tiers:
         clock = device.pool.clock
         self.now = now
         clock.advance(max(now, clock.now))
-        first = device.pool.begin()
-        requests = [first, *(RequestRecord(first.number, first.in_seconds) for _ in self.tiers)]
+        asker = None if self.infos.askers is None else self.infos.askers[index]
+        first = device.pool.begin(asker)
+        requests = [first, *(RequestRecord(first.number, first.in_seconds, asker) for _ in self.tiers)]
         clock.accesses += 1
         path = of.paths[index]
         here = 0

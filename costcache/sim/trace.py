@@ -27,7 +27,7 @@ Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 
 _ID_BYTES = 8
-HINTS = ("tenants", "session_ends", "returns_after", "labels", "keep_seconds")
+HINTS = ("tenants", "users", "session_ends", "returns_after", "labels", "keep_seconds")
 """Columns of what clients say of themselves."""
 _OPTIONAL = ("sessions", "think_seconds", "service_seconds", "finish", "priorities", *HINTS)
 # Units expanded at once: enough to amortise numpy's overhead, few enough for a CPU cache.
@@ -69,6 +69,8 @@ class Trace:
         tenants: Each request's tenant as an index of ``tenant_names``, int64 of shape (n,), -1 where unknown;
             None if not recorded.
         tenant_names: The tenants that occur.
+        users: The same of the end users, as an index of ``user_names``.
+        user_names: The users that occur.
         session_ends: Whether the client said that its session ends, bool of shape (n,); None if not recorded.
         returns_after: Seconds after which the client said it would continue from the prompt, float64 of shape
             (n,), NaN where it did not; None if not recorded.
@@ -101,6 +103,8 @@ class Trace:
     names_sessions: bool = False
     tenants: Int64 | None = None
     tenant_names: tuple[str, ...] = ()
+    users: Int64 | None = None
+    user_names: tuple[str, ...] = ()
     session_ends: NDArray[np.bool_] | None = None
     returns_after: Float64 | None = None
     labels: Int64 | None = None
@@ -181,6 +185,7 @@ class Trace:
             output_offsets=outputs[1],
             names_sessions=self.names_sessions,
             tenant_names=self.tenant_names,
+            user_names=self.user_names,
             label_names=self.label_names,
             **{name: None if column is None else column[requests] for name, column in columns.items()},
         )

@@ -1,13 +1,13 @@
 """Replays a fixed stream and prints a digest of its victims, to compare processes.
 
-python -m costcache.testing.repeat POLICY MODEL [PLUGIN-MODULE] [SETTINGS-AS-JSON]
+python -m costcache.testing.repeat POLICY MODEL [PLUGIN] [SETTINGS-AS-JSON]
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
+import pkgutil
 import sys
 
 from costcache.model import ModelSpec
@@ -24,12 +24,12 @@ def digest(policy: str, model: str, plugin: str = "", settings: str = "{}") -> s
     Args:
         policy: The policy's name.
         model: A preset.
-        plugin: The module that offers the policy; empty for installed plugins.
+        plugin: The ``module`` or ``module:attribute`` that offers the policy; empty for installed plugins.
         settings: The policy's settings, a JSON object.
     """
     plugins = PluginManager()
     if plugin:
-        plugins.register(importlib.import_module(plugin), "tested", plugin)
+        plugins.register(pkgutil.resolve_name(plugin), "tested", plugin)
     else:
         plugins.load_entry_points()
     cache = made_cache(ModelSpec.preset(model), 400, 1, policy, plugins, policy_settings=json.loads(settings))

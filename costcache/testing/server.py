@@ -12,6 +12,7 @@ from costcache.plugins import PluginManager
 from costcache.radix import RadixCache, StateCache
 from costcache.radix.cache import PrefixCache
 from costcache.radix.tree import NEVER
+from costcache.records import Asker
 from costcache.testing.steps import Evict, Finish, Request, Reset, Serve, Start, Step, Wait
 
 __all__ = ["SmallServer", "Transcript", "made_cache"]
@@ -136,7 +137,10 @@ class SmallServer:
 
     def _start(self, request: Request) -> Running:
         cache, self._names = self.cache, self._names + 1
-        found = cache.match_prefix(request.prompt[:-1], self._names)  # the last token is computed in any case
+        info = request.info
+        asker = Asker(info.session, info.tenant, info.user)
+        # The last token is computed in any case.
+        found = cache.match_prefix(request.prompt[:-1], self._names, asker=asker)
         cache.lock(found.node)
         self.transcript.matched.append(found.matched_len)
         state = cache.allocate_state() if isinstance(cache, StateCache) else None

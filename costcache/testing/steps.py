@@ -102,6 +102,7 @@ def stream(seed: int, steps: int = 300) -> list[Step]:
                 finish_reason=reason,
                 priority=rng.randrange(-1, 2),
                 session=f"chat {at}",
+                tenant=f"tenant {at % 2}",
                 ending=output[-2:],
                 returns_after=rng.choice([None, 2.0, 500.0, "search"]),
                 session_ends=rng.random() < 0.05,

@@ -34,6 +34,7 @@ def infos() -> st.SearchStrategy[RequestInfo]:
         session_ends=st.booleans(),
         returns_after=st.none() | st.floats(0, 1e6) | st.text(max_size=5),
         keep_seconds=st.none() | st.floats(0, 1e6),
+        user=st.none() | st.text(max_size=5),
     )
 
 

@@ -122,7 +122,7 @@ class _Visit:
         path = self.paths.get(group)
         if path is None:
             request = self.request
-            path = self.paths[group] = _Path(RequestRecord(request.number, request.in_seconds))
+            path = self.paths[group] = _Path(RequestRecord(request.number, request.in_seconds, request.asker))
         return path
 
 

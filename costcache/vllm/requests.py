@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from costcache.hints import KEY, read_hints
-from costcache.records import MOST_ENDING, RequestInfo, RequestRecord
+from costcache.hints import KEY, NO_HINTS, read_hints
+from costcache.records import MOST_ENDING, Asker, Askers, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
     from costcache.pool import Pool
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Life", "info", "keep_list", "life_of"]
 
 _ATTRIBUTE = "_costcache"
+_ASKERS = Askers()
 
 
 class Life:
@@ -21,13 +22,15 @@ class Life:
 
     Attributes:
         record: Its record.
+        told: Hints of its client.
         held: The path of the blocks that it holds; None while it holds none.
     """
 
-    __slots__ = ("held", "record")
+    __slots__ = ("held", "record", "told")
 
-    def __init__(self, record: RequestRecord) -> None:
+    def __init__(self, record: RequestRecord, told: RequestInfo = NO_HINTS) -> None:
         self.record = record
+        self.told = told
         self.held: Held | None = None
 
 
@@ -38,7 +41,8 @@ def life_of(request: Any, pool: Pool) -> Life:
     """
     life: Life | None = getattr(request, _ATTRIBUTE, None)
     if life is None:
-        life = Life(pool.begin())
+        told = _hints(request)
+        life = Life(pool.begin(_asker(request, told)), told)
         setattr(request, _ATTRIBUTE, life)
     return life
 
@@ -70,6 +74,13 @@ def info(request: Any, record: RequestRecord) -> RequestInfo:
         session=request.session_id or told.session,
         ending=tuple(output[max(0, count - MOST_ENDING) : count]) if kind == "stop" else (),
     )
+
+
+def _asker(request: Any, told: RequestInfo) -> Asker | None:
+    """Who sent a request. A client that names no tenant may have one in what keeps its prefixes apart."""
+    lora = request.lora_request
+    tenant = told.tenant or request.cache_salt or (None if lora is None else lora.lora_name)
+    return _ASKERS.of(request.session_id or told.session, tenant or None, told.user)
 
 
 def _hints(request: Any) -> RequestInfo:

@@ -24,11 +24,16 @@ def site(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+def _given() -> list[str]:
+    given = os.environ.get("PYTHONPATH")
+    return [given] if given else []
+
+
 def costcache(site: Path, *arguments: str | Path) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "costcache", *map(str, arguments)],
         cwd=site,  # the checkout is not in the way
-        env={**os.environ, "PYTHONPATH": str(site)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *_given()])},
         capture_output=True,
         text=True,
         check=False,
@@ -39,7 +44,7 @@ def costcache(site: Path, *arguments: str | Path) -> str:
 
 def test_the_wheel_contains_the_package_and_its_entry_point(site: Path) -> None:
     package = {path.name for path in (site / "costcache_example").iterdir() if path.is_file()}
-    assert package == {"__init__.py", "plugin.py", "py.typed", "worth.py"}
+    assert package == {"__init__.py", "plugin.py", "py.typed", "retention.py"}
     (points,) = site.glob("costcache_example-*.dist-info/entry_points.txt")
     assert points.read_text().split() == ["[costcache]", "example", "=", "costcache_example.plugin"]
 
@@ -49,41 +54,19 @@ def test_the_program_finds_the_plugin_by_itself(site: Path) -> None:
     assert found["failures"] == []
     (plugin,) = (entry for entry in found["plugins"] if entry["name"] == "example")
     assert plugin["source"] == "costcache_example.plugin"
-    assert plugin["hooks"] == ["default_policy", "match_model", "policies", "read_config", "token_cost"]
-    (policy,) = (entry for entry in found["policies"] if entry["name"] == "worth")
+    assert plugin["hooks"] == ["policies"]
+    (policy,) = (entry for entry in found["policies"] if entry["name"] == "retention")
     assert policy["plugin"] == "example"
-    assert policy["settings"]["most_uses"]["default"] == 8
+    assert policy["settings"]["period"]["default"] == 1000
 
 
-def test_the_policy_is_replayed_by_name_with_its_setting(site: Path) -> None:
-    trace = site / "agentic.jsonl"
-    costcache(site, "workload", "agentic", "--out", trace, "--requests", "150")
-    simulate = ("simulate", trace, "--model", "llama-3-8b", "--policy", "lru,worth", "--capacity", "20%")
-    lru, worth = json.loads(costcache(site, *simulate, "--json"))["runs"]
-    assert (worth["policy"], worth["policy_in_force"], worth["fallbacks"]) == ("worth", "worth", 0)
-    assert worth["evicted_tokens"] > 0
-    assert worth["hit_tokens"] != lru["hit_tokens"]
-    _, capped = json.loads(costcache(site, *simulate, "--set", "worth.most_uses=1", "--json"))["runs"]
-    assert capped["hit_tokens"] != worth["hit_tokens"]
-
-
-def test_models_of_the_house_get_the_policy_by_default(site: Path) -> None:
-    folder = site / "acme-chat-8b"
-    folder.mkdir()
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "architectures": ["LlamaForCausalLM"],
-                "hidden_size": 4096,
-                "num_hidden_layers": 32,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "intermediate_size": 14336,
-                "vocab_size": 128256,
-            }
-        )
-    )
-    trace = site / "chat.jsonl"
-    costcache(site, "workload", "chat", "--out", trace, "--requests", "50")
-    found = json.loads(costcache(site, "simulate", trace, "--model", folder, "--capacity", "10%", "--json"))
-    assert (found["runs"][0]["plugin"], found["runs"][0]["policy_in_force"]) == ("example", "worth")
+def test_the_policy_is_replayed_by_name_with_the_weights_of_tenants(site: Path) -> None:
+    trace = site / "tenants.jsonl"
+    costcache(site, "workload", "tenants", "--out", trace, "--requests", "600")
+    simulate = ("simulate", trace, "--model", "llama-3-8b", "--policy", "lru,retention", "--capacity", "10%")
+    lru, even = json.loads(costcache(site, *simulate, "--json"))["runs"]
+    assert (even["policy"], even["policy_in_force"], even["fallbacks"]) == ("retention", "retention", 0)
+    assert even["hit_tokens"] == lru["hit_tokens"], "with equal weights, and without sessions, it is LRU"
+    weights = 'retention.weights={"tenant-9": 20}'
+    _, weighted = json.loads(costcache(site, *simulate, "--set", weights, "--json"))["runs"]
+    assert weighted["hit_tokens"] != even["hit_tokens"]

@@ -212,9 +212,9 @@ def test_orders_hear_in_which_tokens_a_request_ended() -> None:
 def test_orders_hear_what_a_client_says_of_itself() -> None:
     hints = {"tenant": "acme", "session": "s1", "returns_after": "search", "keep_seconds": 60}
     info = stopped(make(), range(300), [1, 2], {"thinking_budget": 9, "costcache": hints})
-    assert info[4:] == ("s1", (1, 2), "acme", False, "search", 60.0)
+    assert info[4:] == ("s1", (1, 2), "acme", False, "search", 60.0, None)
     info = stopped(make(), range(300), [2], {"costcache": {"session_ends": True, "returns_after": 2.5}})
-    assert info[4:] == (None, (2,), None, True, 2.5, None)
+    assert info[4:] == (None, (2,), None, True, 2.5, None, None)
 
 
 @pytest.mark.parametrize(

@@ -407,7 +407,9 @@ def test_describe_lists_plugins_and_policies() -> None:
     described = manager(own=policy("mine", LRU)).describe()
     plugins = {item["name"]: item for item in described["plugins"]}
     assert plugins["own"] == {"name": "own", "source": "tests:own", "hooks": ["policies"]}
-    assert plugins["generic"]["hooks"] == sorted(set(HOOKS) - {"policies", "storage_backend"})
+    assert plugins["generic"]["hooks"] == sorted(
+        set(HOOKS) - {"policies", "storage_backend", "trace_formats"}
+    )
     policies = {item["name"]: item for item in described["policies"]}
     assert policies["slru"]["settings"]["protected_threshold"]["default"] == 2
     assert all(item["summary"] for item in policies.values())

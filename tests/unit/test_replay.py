@@ -309,6 +309,8 @@ def test_hints_are_told_as_given(known: Known) -> None:
         names_sessions=True,
         tenants=np.array([0, -1, 0]),
         tenant_names=("acme",),
+        users=np.array([-1, 0, -1]),
+        user_names=("eve",),
         session_ends=np.array([False, True, False]),
         returns_after=np.array([2.5, np.nan, np.nan]),
         labels=np.array([-1, -1, 0]),
@@ -318,9 +320,9 @@ def test_hints_are_told_as_given(known: Known) -> None:
     infos = RequestInfos(trace.take(np.array([0, 1, 2])), known)
     found = [infos.of(i, 0)[4:] for i in range(3)]
     assert found == [
-        ("0", (), "acme", False, 2.5, None),
-        ("0", (), None, True, None, None),
-        ("1", (), "acme", False, "search", 60.0),
+        ("0", (), "acme", False, 2.5, None, None),
+        ("0", (), None, True, None, None, "eve"),
+        ("1", (), "acme", False, "search", 60.0, None),
     ]
 
 

@@ -184,7 +184,11 @@ def test_a_policy_without_a_fault_passes() -> None:
             OFFERED,
             "no description",
         ),
-        (Offer(Good, settings=Careless), "test_a_wrong_setting_is_refused_and_not_ignored", "DID NOT RAISE"),
+        (
+            Offer(Good, settings=Careless),
+            "test_a_wrong_setting_is_refused_and_not_ignored",
+            "was not refused",
+        ),
     ],
 )
 def test_a_policy_with_one_fault_fails_the_test_of_it(plugin: object, test: str, says: str) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costcache.errors import TraceError
+from costcache.records import Asker
 from costcache.sim.requests import RequestInfos
 from costcache.sim.trace import Trace
 from costcache.sim.traces import load_trace, write_trace
@@ -636,7 +637,13 @@ def test_detection_uses_nothing_up(tmp_path: Path) -> None:
 
 def test_lines_may_say_what_the_server_and_the_client_know(tmp_path: Path) -> None:
     facts: list[dict[str, Any]] = [
-        {"session_id": "a", "tenant": "acme", "returns_after": 2.5, "finish_reason": "tool_calls"},
+        {
+            "session_id": "a",
+            "tenant": "acme",
+            "user": "eve",
+            "returns_after": 2.5,
+            "finish_reason": "tool_calls",
+        },
         {"session_id": 7, "priority": -3, "session_ends": True},
         {"returns_after": "search", "keep_seconds": 60},
         {},
@@ -652,10 +659,16 @@ def test_lines_may_say_what_the_server_and_the_client_know(tmp_path: Path) -> No
     assert trace.finish_names == ("tool_calls",)
     infos = RequestInfos(trace)
     assert [infos.of(i, 4)[4:] for i in range(4)] == [
-        ("0", infos.of(0, 4).ending, "acme", False, 2.5, None),
-        ("1", (), None, True, None, None),
-        ("2", (), None, False, "search", 60.0),
-        ("3", (), None, False, None, None),
+        ("0", infos.of(0, 4).ending, "acme", False, 2.5, None, "eve"),
+        ("1", (), None, True, None, None, None),
+        ("2", (), None, False, "search", 60.0, None),
+        ("3", (), None, False, None, None, None),
+    ]
+    assert infos.askers == [
+        Asker("0", "acme", "eve"),
+        Asker("1"),
+        Asker("2"),
+        Asker("3"),
     ]
     assert [infos.of(i, 4).priority for i in range(4)] == [0, -3, 0, 0]
     again = tmp_path / "again.jsonl"
@@ -668,9 +681,24 @@ def test_lines_may_say_what_the_server_and_the_client_know(tmp_path: Path) -> No
     assert converted.returns_after is trace.returns_after
 
 
+def test_sessions_that_only_the_recorder_knew_are_written_as_such(tmp_path: Path) -> None:
+    trace = load_trace(write(tmp_path, "bailian", BAILIAN))
+    assert trace.sessions is not None
+    assert not trace.names_sessions
+    write_trace(trace, tmp_path / "again.jsonl")
+    again = load_trace(tmp_path / "again.jsonl")
+    assert again.sessions is not None
+    assert again.sessions.tolist() == trace.sessions.tolist()
+    assert not again.names_sessions
+    assert RequestInfos(again).askers is None  # a server would not know them
+    assert RequestInfos(again, "all").askers == [Asker(str(number)) for number in trace.sessions.tolist()]
+
+
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
+        ("user", 5, "the end user's name, text"),
+        ("names_session", "no", "true, or false if only the recorder knew the session"),
         ("finish_reason", ["stop"], "the stop reason, text"),
         ("tenant", 5, "the tenant's name, text"),
         ("priority", 1.5, "a whole number; higher is kept longer"),

@@ -124,16 +124,17 @@ class Columns:
         self,
         *,
         tenant: str | None = None,
+        user: str | None = None,
         session_ends: bool = False,
         returns_after: float | str | None = None,
         keep_seconds: float | None = None,
     ) -> None:
         """Add what the client of the last request said; see :class:`~costcache.records.RequestInfo`."""
-        if tenant is None and not session_ends and returns_after is None and keep_seconds is None:
-            return
         hints, number = self._hints, len(self) - 1
         if tenant is not None:
             hints["tenants"][number] = tenant
+        if user is not None:
+            hints["users"][number] = user
         if session_ends:
             hints["session_ends"][number] = True
         if returns_after is not None:
@@ -159,7 +160,8 @@ class Columns:
             raise TraceError(
                 f"{self._source.label}: holds no request; give a file with one JSON object a line"
             )
-        (tenants, tenant_names), (labels, label_names) = self._numbered("tenants"), self._numbered("labels")
+        (tenants, tenant_names), (users, user_names) = self._numbered("tenants"), self._numbered("users")
+        labels, label_names = self._numbered("labels")
         outputs = self._has_outputs and bool(self.output_ids)
         times = np.frombuffer(self._times, dtype=np.float64)
         think, service = (np.frombuffer(column, dtype=np.float64) for column in (self._think, self._service))
@@ -183,6 +185,8 @@ class Columns:
             names_sessions=self.names_sessions and self._has_sessions,
             tenants=tenants,
             tenant_names=tenant_names,
+            users=users,
+            user_names=user_names,
             session_ends=self._filled("session_ends", False),
             returns_after=self._filled("returns_after", math.nan),
             labels=labels,

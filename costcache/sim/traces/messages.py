@@ -1,7 +1,8 @@
 """Chat requests of OpenAI's API, one a line.
 
 A line has ``messages``, or a ``body`` with them (a batch file). Optional beside them: ``tools``; ``priority``
-(as in SGLang and vLLM); ``timestamp`` (seconds, or a date and time); ``session_id``; and ``response``, the
+(as in SGLang and vLLM); ``user`` (as in OpenAI's API); ``timestamp`` (seconds, or a date and time);
+``session_id``; ``tenant``; and ``response``, the
 API's answer, with ``choices`` and ``usage``. Without a ``response``, a last message of the assistant is the
 answer.
 
@@ -48,6 +49,7 @@ class _Body(msgspec.Struct):
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     priority: _Priority | None = None
+    user: str | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -75,6 +77,8 @@ class _Line(msgspec.Struct):
     response: _Response | None = None
     timestamp: Milliseconds | str | None = None
     session_id: str | int | None = None
+    tenant: str | None = None
+    user: str | None = None
     priority: _Priority | None = None
     text_input: str | None = None
     text: str | None = None
@@ -111,6 +115,8 @@ _ROWS = Rows(
         "delay": "milliseconds since the answer before, from 0 to 1e15",
         "message_mode": "'history', with whole prompts in every line",
         "session_id": "the session's name, text",
+        "tenant": "the tenant's name, text",
+        "user": "the end user's name, text",
         "priority": "a whole number of 32 bits, higher is kept longer",
     },
 )
@@ -162,6 +168,7 @@ def read_messages(source: Source, *, block_size: int | None = None, tokenizer: s
             priority=asked.priority or 0,
             think=None if row.delay is None else row.delay / 1000.0,
         )
+        columns.columns.hint(tenant=row.tenant, user=asked.user)
     return columns.trace(from_zero=True)
 
 

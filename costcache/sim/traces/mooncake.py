@@ -5,8 +5,9 @@ Fields: ``timestamp`` (milliseconds), ``input_length``, ``output_length`` (token
 are of 512 tokens unless the caller or a field ``block_size`` of the lines says otherwise. Lines of Dynamo
 and AIPerf may have ``session_id`` and, in place of the timestamp of a session's later requests, ``delay``
 (milliseconds since the answer before); sessions without any timestamp have no clock. Lines of ours may
-also have ``finish_reason``, and what clients say: ``session_id``, ``tenant``, ``priority``, and the hints
-``session_ends``, ``returns_after`` and ``keep_seconds``. Other fields are ignored. Source:
+also have ``finish_reason``, and what clients say: ``session_id`` (unless ``names_session`` is false),
+``tenant``, ``user``, ``priority``, and the hints ``session_ends``, ``returns_after`` and ``keep_seconds``.
+Other fields are ignored. Source:
 github.com/kvcache-ai/Mooncake, FAST25-release/traces.
 """
 
@@ -48,7 +49,9 @@ class _Line(msgspec.Struct, gc=False):
     block_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_BLOCK)] | None = None
     finish_reason: str | None = None
     session_id: str | int | None = None
+    names_session: bool = True
     tenant: str | None = None
+    user: str | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)] = 0
     session_ends: bool = False
     returns_after: Seconds | str | None = None
@@ -62,7 +65,9 @@ class _Output(msgspec.Struct, gc=False, omit_defaults=True):
     hash_ids: list[int]
     block_size: int
     session_id: str | None = None
+    names_session: bool = True
     tenant: str | None = None
+    user: str | None = None
     priority: int = 0
     session_ends: bool = False
     returns_after: float | str | None = None
@@ -81,7 +86,9 @@ _ROWS = Rows(
         "finish_reason": "the stop reason, text",
         "session_id": "the session's name, text",
         "delay": "milliseconds since the answer before, from 0 to 1e+15",
+        "names_session": "true, or false if only the recorder knew the session",
         "tenant": "the tenant's name, text",
+        "user": "the end user's name, text",
         "priority": "a whole number; higher is kept longer",
         "session_ends": "true or false",
         "returns_after": "seconds, 0 or more, or a label",
@@ -105,6 +112,7 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
     columns = Columns(source)
     size = block_size
     wrapped = 0
+    named = True
     timed: bool | None = None
     came: dict[str | int, float] = {}  # when each session's last request did
     for number, row in _ROWS.read(source):
@@ -136,6 +144,7 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
             milliseconds = milliseconds or 0.0
         if row.session_id is not None:
             came[row.session_id] = milliseconds
+            named &= row.names_session
         columns.add(
             milliseconds / 1000.0,
             row.input_length,
@@ -147,11 +156,12 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
         )
         columns.hint(
             tenant=row.tenant,
+            user=row.user,
             session_ends=row.session_ends,
             returns_after=row.returns_after,
             keep_seconds=row.keep_seconds,
         )
-    columns.names_sessions = True
+    columns.names_sessions = named
     source.timed = timed
     trace = columns.trace(size or DEFAULT_BLOCK_SIZE)
     if wrapped and int((trace.ids < 0).sum()) > wrapped:
@@ -165,8 +175,7 @@ def read_mooncake(source: Source, *, block_size: int | None = None) -> Trace:
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace in Mooncake's format, with its ``block_size`` in every line.
 
-    What clients say of themselves is written too: sessions (if it is they who name them), tenants, priorities
-    and hints.
+    Sessions are written too, and what clients say of themselves: tenants, users, priorities and hints.
 
     A file whose name ends in ``.gz`` or ``.xz`` is compressed; ``-`` is standard output. The file appears
     only once it is complete, and equal traces give equal bytes. Whole milliseconds are written as integers,
@@ -176,7 +185,8 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         TraceError: If the file cannot be written.
     """
     encode = msgspec.json.Encoder().encode_into
-    clients = RequestInfos(trace).of if _has_clients(trace) else None
+    clients = RequestInfos(trace, "all").of if _has_clients(trace) else None
+    named = trace.sessions is None or trace.names_sessions
     columns = zip(
         map(_milliseconds, trace.timestamps.tolist()),
         trace.input_tokens.tolist(),
@@ -191,7 +201,8 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
             row = _Output(time, inputs, outputs, trace.ids[start:stop].tolist(), trace.block_size)
             if clients is not None:
                 info = clients(number, 0)
-                row.session_id, row.tenant, row.priority = info.session, info.tenant, info.priority
+                row.session_id, row.names_session = info.session, named
+                row.tenant, row.user, row.priority = info.tenant, info.user, info.priority
                 row.session_ends, row.returns_after = info.session_ends, info.returns_after
                 row.keep_seconds = info.keep_seconds
             encode(row, line)
@@ -200,9 +211,8 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def _has_clients(trace: Trace) -> bool:
-    """Whether clients said anything of themselves."""
-    named = trace.names_sessions and trace.sessions is not None
-    return named or any(getattr(trace, column) is not None for column in ("priorities", *HINTS))
+    """Whether anything is known of who sent the requests, or clients said anything."""
+    return any(getattr(trace, column) is not None for column in ("sessions", "priorities", *HINTS))
 
 
 def _milliseconds(seconds: float) -> int | float:

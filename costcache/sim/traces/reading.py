@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from costcache.errors import TraceError
+from costcache.errors import CostcacheError, TraceError
+from costcache.plugins import PluginManager, get_plugins
 from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.arrivals import DEFAULT_ARRIVALS, Arrivals, at_times
 from costcache.sim.traces.azure import HEADER, read_arrivals
@@ -20,12 +22,14 @@ from costcache.sim.traces.limits import Limits
 from costcache.sim.traces.rows import MOST_SHOWN, NOT_JSON, fail
 
 if TYPE_CHECKING:
+    from costcache.formats import TraceFormat
     from costcache.sim.trace import Trace
 
-__all__ = ["FORMATS", "Format", "Reading", "load_trace", "read_trace"]
+__all__ = ["FORMATS", "Format", "Offered", "Reading", "load_trace", "read_trace"]
 
 _TAR = slice(257, 262), b"ustar"
 _LFS = b"version https://git-lfs"
+_START = 1 << 16
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -37,11 +41,13 @@ class Reading:
         block_size: Tokens per block id if the file does not say; None for the format's default.
         tokenizer: Name or path of a tokenizer, for files of text.
         limits: Bounds of the file.
+        format: Name of the format; None to detect it.
     """
 
     block_size: int | None = None
     tokenizer: str | None = None
     limits: Limits = field(default_factory=Limits)
+    format: str | None = None
 
 
 def _is_object(value: msgspec.Raw | None) -> bool:
@@ -84,6 +90,46 @@ class Format:
         return trace
 
 
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A format that a plugin offers.
+
+    Attributes:
+        name: Name of the format.
+        plugin: Name of the plugin.
+        offer: What it offers.
+    """
+
+    name: str
+    plugin: str
+    offer: TraceFormat
+
+    @property
+    def clock(self) -> bool:
+        """As that of a built-in format."""
+        return self.offer.clock
+
+    def read(self, source: Source, reading: Reading) -> Trace:
+        """Read a file of this format.
+
+        Raises:
+            TraceError: If a line is malformed; or the plugin failed, which is named.
+        """
+        from costcache.sim.trace import Trace
+
+        where = f"{source.label}: format {self.name!r} of plugin {self.plugin!r}"
+        other = "correct the plugin, or name another format with --format"
+        try:
+            trace: Any = self.offer.read(source, reading)
+        except (CostcacheError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise TraceError(f"{where} raised {error!r}: {other}") from error
+        if not isinstance(trace, Trace):
+            raise TraceError(f"{where} answered {trace!r}, not a Trace: {other}")
+        return trace.in_time_order()
+
+
 MOONCAKE = Format("mooncake", lambda row: bool({"hash_ids", "input_length"} & row.keys()), clock=None)
 # An archive, detected from its first bytes.
 FEW_SHOT = Format("few_shot", lambda row: False, clock=False, text=True)  # noqa: ARG005 # the signature of the others
@@ -123,6 +169,8 @@ def load_trace(
     think: float | None = None,
     tokenizer: str | None = None,
     limits: Limits | None = None,
+    format: str | None = None,  # noqa: A002 # as the option
+    plugins: PluginManager | None = None,
     progress: Progress | None = None,
 ) -> Trace:
     """Read a trace file of any format, plain, gzip or xz; ``-`` is standard input.
@@ -144,6 +192,8 @@ def load_trace(
         tokenizer: For files of text: ``words``, ``bytes``, or the path of a ``tokenizer.json`` or its
             folder (with the extra ``tokenizer``).
         limits: Bounds of the file: its longest line, and what its bytes may unfold into.
+        format: Name of the format, built in or a plugin's; None to detect it.
+        plugins: Where formats of plugins are looked up; those that are installed by default.
         progress: Called now and then with bytes read and total bytes (None if unknown).
 
     Raises:
@@ -153,12 +203,13 @@ def load_trace(
     """
     return read_trace(
         path,
-        Reading(block_size, tokenizer, limits or Limits()),
+        Reading(block_size, tokenizer, limits or Limits(), format),
         arrivals=arrivals,
         seed=seed,
         gaps=gaps,
         retime=retime,
         think=think,
+        plugins=plugins,
         progress=progress,
     )[0]
 
@@ -172,8 +223,9 @@ def read_trace(
     gaps: Literal["answers", "recorded"] = "answers",
     retime: str | os.PathLike[str] | None = None,
     think: float | None = None,
+    plugins: PluginManager | None = None,
     progress: Progress | None = None,
-) -> tuple[Trace, Format]:
+) -> tuple[Trace, Format | Offered]:
     """Read a trace file as :func:`load_trace` does; returns the trace and its format.
 
     Raises:
@@ -195,7 +247,7 @@ def read_trace(
         raise TraceError(f"think is {think:g}, and times are those of {retime}: give one of them")
     times = read_arrivals(retime, reading.limits) if retime is not None else None
     with open_source(path, progress, reading.limits) as source:
-        found = detect(source)
+        found = _format_of(source, reading.format, plugins or get_plugins())
         trace = found.read(source, reading)
     clock = bool(source.timed) if found.clock is None else found.clock
     if think is not None:
@@ -225,8 +277,50 @@ def _with_think_time(trace: Trace, seconds: float, *, clock: bool) -> Trace:
     return replace(trace, think_seconds=np.where(trace.predecessors() >= 0, seconds, 0.0))
 
 
+def _format_of(source: Source, name: str | None, plugins: PluginManager) -> Format | Offered:
+    """The format of a file: the one of this name, else one that a plugin claims it for, else a built-in one.
+
+    Raises:
+        TraceError: There is none of this name, two plugins claim the file, or the format is unknown.
+    """
+    known = {each.name: each for each in FORMATS}
+    offered = {
+        each: Offered(each, plugin, offer)
+        for each, (plugin, offer) in plugins.trace_formats(known.keys()).items()
+    }
+    if name is not None:
+        found = offered.get(name) or known.get(name)
+        if found is None:
+            names = [*sorted(offered), *known]
+            close = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise TraceError(f"format is {name!r}: {hint}The formats are {', '.join(names)}")
+        return found
+    claiming = [each for each in offered.values() if _claims(each, source, plugins)]
+    if len(claiming) > 1:
+        names_ = " and ".join(f"{each.name!r} of plugin {each.plugin!r}" for each in claiming)
+        raise TraceError(f"{source.label}: formats {names_} both claim it: name one with --format")
+    return claiming[0] if claiming else detect(source)
+
+
+def _claims(offered: Offered, source: Source, plugins: PluginManager) -> bool:
+    name = "-" if source.path is None else source.path.name
+    where = f"trace format {offered.name!r}: claims"
+    try:
+        claim: Any = offered.offer.claims(name, source.starts()[:_START])
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        plugins.skip(offered.plugin, f"{where} raised {error!r}")
+        return False
+    if not isinstance(claim, bool):
+        plugins.skip(offered.plugin, f"{where} answered {claim!r}, not True or False")
+        return False
+    return claim
+
+
 def detect(source: Source) -> Format:
-    """Detect the format of a file from its beginning, without consuming any of it.
+    """Detect the built-in format of a file from its beginning, without consuming any of it.
 
     Raises:
         TraceError: If the format is unknown.

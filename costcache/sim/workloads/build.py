@@ -43,15 +43,18 @@ class Request(NamedTuple):
     """Ids of the context's whole blocks; only the first ``input_tokens // 16`` count, as it may grow."""
     tail: int | None
     """Id of the partial last block, which no other prompt shares; None if there is none."""
+    tenant: int = -1
+    """Number of the tenant that sent it; -1 in workloads without tenants."""
 
 
 class Context:
     """The tokens of one conversation so far, as block ids without text."""
 
-    __slots__ = ("_blocks", "_path", "tokens")
+    __slots__ = ("_blocks", "_path", "tenant", "tokens")
 
-    def __init__(self, blocks: Blocks, tokens: int = 0) -> None:
+    def __init__(self, blocks: Blocks, tokens: int = 0, tenant: int = -1) -> None:
         self.tokens = 0
+        self.tenant = tenant
         self._blocks = blocks
         self._path: array[int] = array("q")
         self.extend(tokens)
@@ -63,7 +66,7 @@ class Context:
 
     def fork(self) -> Context:
         """A copy of the conversation so far; the two diverge from here on."""
-        twin = Context(self._blocks)
+        twin = Context(self._blocks, tenant=self.tenant)
         twin.tokens = self.tokens
         twin._path = self._path[:]
         return twin
@@ -71,14 +74,19 @@ class Context:
     def request(self, seconds: float, output_tokens: int) -> Request:
         """A request whose prompt is the conversation so far."""
         tail = self._blocks.take(1)[0] if self.tokens % BLOCK_SIZE else None
-        return Request(seconds, self.tokens, output_tokens, self._path, tail)
+        return Request(seconds, self.tokens, output_tokens, self._path, tail, self.tenant)
 
 
 class Prompts:
-    """A set of shared prompts, with lengths drawn once."""
+    """A set of shared prompts, with lengths drawn once; of one tenant each, if ``owned``."""
 
-    def __init__(self, settings: PromptSet, blocks: Blocks, rng: np.random.Generator) -> None:
-        self._contexts = [Context(blocks, settings.tokens.tokens(rng)) for _ in range(settings.count)]
+    def __init__(
+        self, settings: PromptSet, blocks: Blocks, rng: np.random.Generator, *, owned: bool = False
+    ) -> None:
+        self._contexts = [
+            Context(blocks, settings.tokens.tokens(rng), number if owned else -1)
+            for number in range(settings.count)
+        ]
         weights = [rank**-settings.zipf for rank in range(1, settings.count + 1)]
         self._cumulative = list(accumulate(weights))
         self._rng = rng
@@ -126,6 +134,7 @@ def build_trace(
     while waiting and len(taken) < requests:
         taken.append(heapq.heappop(waiting)[2])
     lengths = [-(-request.input_tokens // BLOCK_SIZE) for request in taken]
+    tenants = np.array([request.tenant for request in taken], dtype=np.int64)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
     return Trace(
         name=name,
@@ -136,6 +145,8 @@ def build_trace(
         output_tokens=np.array([r.output_tokens for r in taken], dtype=np.int64),
         ids=_numbered(taken, offsets, blocks.given),
         offsets=offsets,
+        tenants=tenants if (tenants >= 0).any() else None,
+        tenant_names=tuple(f"tenant-{number}" for number in range(max(tenants.tolist(), default=-1) + 1)),
     )
 
 

@@ -16,7 +16,7 @@ __all__ = ["TenantsSettings", "tenants"]
 
 
 class TenantsSettings(WorkloadSettings):
-    """Tenants: chat on system prompts of their own, and bursts of scans.
+    """Tenants: chat on system prompts of their own, and bursts of scans. ``tenant-0`` sends the most.
 
     In a scan, one tenant sends many documents in quick succession, each once, after its system prompt.
     """
@@ -45,7 +45,7 @@ def tenants(
     """An endless sequence of chat requests and scans, in order of their starts."""
     from costcache.sim.workloads.build import Prompts, arrivals
 
-    systems = Prompts(settings.system, blocks, rng)
+    systems = Prompts(settings.system, blocks, rng, owned=True)
     for start in arrivals(settings.rate, rng):
         context = systems.begin()
         if rng.random() >= settings.scan_share:

@@ -1,1 +1,1 @@
-"""An example of a third-party plugin for costcache."""
+"""Retention by tenant and session: a third-party plugin for costcache."""

@@ -1,38 +1,36 @@
-"""The policy on small caches, and the changes made by the architecture plugin."""
+"""The policy on small caches, and in the simulator."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from costcache_example import plugin
 
-from costcache import RadixCache
-from costcache.deployment import Deployment
-from costcache.errors import ConfigError, PluginError, SettingsError
-from costcache.model import ModelSpec
+from costcache import Asker, Deployment, ModelSpec, RadixCache, RequestInfo, Settings, SettingsError
 from costcache.plugins import PluginManager
-from costcache.testing import ArchitectureContract, PolicyContract
+from costcache.sim.engine import Simulator
+from costcache.sim.workloads import generate, workload_settings
+from costcache.testing import PolicyContract
 
 LLAMA = ModelSpec.preset("llama-3-8b")
-ACME = LLAMA.model_copy(update={"name": "acme-chat-8b"})
+GOLD, TIN = Asker(tenant="gold"), Asker(tenant="tin")
 
 
-class TestWorth(PolicyContract):
+class TestRetention(PolicyContract):
     """What every policy must pass."""
 
-    policy = "worth"
+    policy = "retention"
     plugin = plugin
 
 
-class TestAcme(ArchitectureContract):
-    """What every architecture plugin must pass."""
+class TestRetentionWithWeights(PolicyContract):
+    """The same with settings."""
 
+    policy = "retention"
     plugin = plugin
-    serves = (ACME,)
-    leaves = ("llama-3-8b", "deepseek-v3", "qwen3-next")
+    settings: ClassVar[dict[str, Any]] = {"weights": {"a": 0, "": 5, "chat 1": 100}, "period": 7, "live": 3}
 
 
 @pytest.fixture(scope="module")
@@ -43,90 +41,84 @@ def plugins() -> PluginManager:
     return manager
 
 
-def cache(plugins: PluginManager, policy: str = "worth", **settings: Any) -> RadixCache:
-    return RadixCache(LLAMA, 400, policy=policy, plugins=plugins, **settings)
+def cache(plugins: PluginManager, **settings: Any) -> RadixCache:
+    return RadixCache(LLAMA, 400, policy="retention", plugins=plugins, policy_settings=settings)
 
 
 def kept(cache: RadixCache, *prompts: range) -> list[int]:
     return [cache.match_prefix(prompt).matched_len for prompt in prompts]
 
 
-def test_the_deep_end_of_a_context_outlives_a_shallow_prompt(plugins: PluginManager) -> None:
-    short, long = range(1000, 1100), range(300)
-    for policy, expected in (("worth", [0, 300]), ("lru", [100, 200])):
-        cached = cache(plugins, policy)
-        cached.insert(long[:200])
-        cached.insert(long)  # the last 100 tokens are a node of their own, at depth 200
-        cached.insert(short)
+def test_a_tenant_of_more_weight_is_kept_for_longer(plugins: PluginManager) -> None:
+    gold, tin = range(100), range(1000, 1100)
+    for weight, expected in ((1.0, [0, 100]), (2.0, [100, 0]), (0.0, [0, 100])):
+        cached = cache(plugins, weights={"gold": weight})
+        cached.insert(gold, asker=GOLD)
+        cached.insert(tin, asker=TIN)
         cached.evict(100)
-        assert kept(cached, short, long) == expected
+        assert kept(cached, gold, tin) == expected
 
 
-def test_nodes_with_more_uses_are_kept(plugins: PluginManager) -> None:
-    once, often = range(100), range(1000, 1100)
+def test_the_weight_is_worth_a_period(plugins: PluginManager) -> None:
+    gold, tin = range(100), range(1000, 1100)
+    for walks, expected in ((5, [100, 0]), (50, [0, 100])):
+        cached = cache(plugins, weights={"gold": 2}, period=20)
+        cached.insert(gold, asker=GOLD)
+        for _ in range(walks):
+            cached.insert(tin, asker=TIN)
+        cached.evict(100)
+        assert kept(cached, gold, tin) == expected
+
+
+def test_the_last_tenant_counts(plugins: PluginManager) -> None:
+    shared, tin = range(100), range(1000, 1100)
+    cached = cache(plugins, weights={"gold": 5})
+    cached.insert(shared, asker=TIN)
+    cached.match_prefix(shared, asker=GOLD)
+    cached.insert(tin, asker=TIN)
+    cached.evict(100)
+    assert kept(cached, shared, tin) == [100, 0]
+
+
+def test_a_live_session_is_kept_and_one_that_ended_goes_first(plugins: PluginManager) -> None:
+    live, once, over = range(100), range(1000, 1100), range(2000, 2100)
+    for ends, expected in ((False, [100, 0, 100]), (True, [100, 100, 0])):
+        cached = cache(plugins)
+        cached.insert(live, request="a", asker=Asker("a"))
+        cached.finish("a", RequestInfo())
+        cached.insert(once)
+        cached.insert(over, request="b", asker=Asker("b"))
+        cached.finish("b", RequestInfo(session_ends=ends))
+        cached.evict(100)
+        assert kept(cached, live, once, over) == expected
+
+
+def test_what_another_session_uses_again_is_not_over(plugins: PluginManager) -> None:
+    over, once = range(100), range(1000, 1100)
     cached = cache(plugins)
-    cached.insert(often)
-    for _ in range(3):
-        cached.match_prefix(often)
+    cached.insert(over, request="b", asker=Asker("b"))
+    cached.finish("b", RequestInfo(session_ends=True))
+    cached.match_prefix(over, asker=Asker("c"))
     cached.insert(once)
     cached.evict(100)
-    assert kept(cached, once, often) == [0, 100]
+    assert kept(cached, over, once) == [100, 0]
 
 
-def test_uses_beyond_the_most_do_not_count(plugins: PluginManager) -> None:
-    hot, warm = range(100), range(1000, 1100)
-    for most, expected in ((1, [0, 100]), (8, [100, 0])):
-        cached = cache(plugins, policy_settings={"most_uses": most})
-        cached.insert(hot)
-        for _ in range(5):
-            cached.match_prefix(hot)
-        cached.insert(warm)
-        cached.match_prefix(warm)  # the more recent of the two
-        cached.evict(100)
-        assert kept(cached, hot, warm) == expected
+def test_wrong_settings_are_named(plugins: PluginManager) -> None:
+    with pytest.raises(SettingsError, match=r"'policy_settings\.weights\.gold' is -1"):
+        cache(plugins, weights={"gold": -1})
 
 
-def test_a_wrong_setting_is_named(plugins: PluginManager) -> None:
-    with pytest.raises(
-        SettingsError, match=r"'policy_settings\.most_uses' is 0: .* greater than or equal to 1"
-    ):
-        cache(plugins, policy_settings={"most_uses": 0})
+def test_in_the_simulator_a_weighted_tenant_gets_the_hits(plugins: PluginManager) -> None:
+    trace = generate("tenants", workload_settings("tenants", {"requests": 3000}))
+    simulator = Simulator(trace, LLAMA, Deployment(page_size=16), plugins=plugins)
+    assert trace.tenants is not None
+    gold = np.flatnonzero(trace.tenants == trace.tenant_names.index("tenant-9"))
 
+    def hit_rate(**settings: Any) -> float:
+        asked = Settings(policy="retention", policy_settings=settings)
+        matched = simulator.outcome(asked, 100_000).matched
+        return float(matched[gold].sum() / trace.input_tokens[gold].sum())
 
-def test_it_claims_the_models_of_one_vendor_and_changes_their_default_policy_alone(
-    plugins: PluginManager,
-) -> None:
-    own, other = plugins.match(ACME), plugins.match(LLAMA)
-    assert (own.name, own.specificity, other.name) == ("example", 20, "generic")
-    assert own.cost(Deployment()).token == other.cost(Deployment()).token
-    assert RadixCache(ACME, 100, plugins=plugins).policy == "worth"
-    hybrid = ModelSpec.preset("qwen3-next").model_copy(update={"name": "acme-hybrid"})
-    assert plugins.match(hybrid).name == "example"
-    assert RadixCache(hybrid, 100, plugins=plugins).policy == "hazard"
-    with pytest.raises(PluginError, match="'worth' does not serve model 'acme-hybrid'"):
-        RadixCache(hybrid, 100, policy="worth", plugins=plugins)
-    assert RadixCache(LLAMA, 100, plugins=plugins).policy == "hazard"
-    assert RadixCache(ACME, 100, policy="lru", plugins=plugins).policy == "lru"
-
-
-POOLED = {
-    "model_type": "acme_pooled",
-    "layers": 4,
-    "heads": 8,
-    "kv_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 1000,
-    "active_params": 10_000_000,
-    "acme_pool": 8,
-}
-
-
-def test_it_reads_a_config_that_the_core_refuses(plugins: PluginManager, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="num_hidden_layers is missing"):
-        ModelSpec.from_config(POOLED)
-    model = plugins.read(POOLED)
-    assert model.extra == {"acme_pool": 8}
-    assert plugins.match(model).cost(Deployment()).token.kv_bytes == 4 * 2 * 128 * 2 // 8
-    (tmp_path / "config.json").write_text(json.dumps(POOLED))
-    assert plugins.resolve(str(tmp_path)).layers == model.layers
-    assert plugins.resolve("llama-3-8b") == LLAMA, "all others are the core's"
+    alone, weighted = hit_rate(), hit_rate(weights={"tenant-9": 20})
+    assert alone < 0.8 * weighted
