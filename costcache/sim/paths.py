@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from costcache.sim.runs import page_runs
+
 if TYPE_CHECKING:
     from costcache.sim.trace import PageKeys
 
@@ -58,63 +60,16 @@ class PageOutcome:
 
 
 def page_paths(keys: PageKeys) -> PagePaths:
-    """Number the paths of all pages.
-
-    If ids name pages together with their prefix, pages are paths already. Otherwise paths are numbered
-    level by level: at each depth, a path is the pair of its parent's path and its page.
-    """
-    lengths = keys.tokens // keys.page_size
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    pages = _page_numbers(keys, int(offsets[-1]))
-    named = _already_paths(pages, offsets)
-    if named is not None:
-        return PagePaths(pages, named, offsets, named.size)
-    paths = np.empty(pages.size, np.int64)
-    parents: list[Int64] = []
-    distinct = 0
-    active = np.flatnonzero(lengths)
-    parent = np.full(active.size, -1, np.int64)
-    span = int(pages.max()) + 1 if pages.size else 1
-    depth = 0
-    while active.size:
-        at = offsets[active] + depth
-        # Parents are numbered densely within the level, so the pair fits 64 bits.
-        names, first, inverse = np.unique(
-            (parent - parent.min()) * span + pages[at], return_index=True, return_inverse=True
-        )
-        paths[at] = distinct + inverse
-        parents.append(parent[first])
-        longer = lengths[active] > depth + 1
-        active, parent = active[longer], distinct + inverse[longer]
-        distinct += names.size
-        depth += 1
-    return PagePaths(paths, np.concatenate(parents) if parents else np.empty(0, np.int64), offsets, distinct)
-
-
-def _already_paths(pages: Int64, offsets: Int64) -> Int64 | None:
-    """The parent of each page, -1 for a first page; None if some page has more than one parent."""
-    if not pages.size:
-        return None
-    before = np.empty_like(pages)
-    before[1:] = pages[:-1]
-    before[offsets[:-1][np.diff(offsets) > 0]] = -1
-    parents = np.empty(int(pages.max()) + 1, np.int64)
-    parents[pages] = before
-    return parents if np.array_equal(parents[pages], before) else None
-
-
-def _page_numbers(keys: PageKeys, pages: int) -> Int64:
-    """Each page as a dense number; numbers are equal where the bytes are."""
-    raw = b"".join(keys)
-    if keys.units_per_page == 1:
-        names = np.frombuffer(raw, np.int64)
-    else:
-        names = np.frombuffer(raw, np.dtype((np.void, keys.bytes_per_page)))
-    if not pages:
-        return np.empty(0, np.int64)
-    if keys.units_per_page == 1 and names.min() >= 0 and names.max() < 4 * pages:
-        used = np.zeros(int(names.max()) + 1, bool)
-        used[names] = True
-        numbers: Int64 = (np.cumsum(used) - 1)[names]
-        return numbers
-    return np.unique(names, return_inverse=True)[1].astype(np.int64, copy=False)
+    """Number the paths of all pages, those of a run one after another: O(bytes), like :func:`page_runs`."""
+    runs = page_runs(keys)
+    visits, starts = runs.visits, runs.offsets[:-1]
+    first = np.cumsum(runs.lengths) - runs.lengths
+    sizes = runs.lengths[visits]
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    paths = np.repeat(first[visits] - ends[:-1], sizes) + np.arange(ends[-1])
+    parents = np.arange(-1, runs.distinct - 1)
+    above = np.empty_like(visits)
+    above[1:] = (first + runs.lengths - 1)[visits[:-1]]
+    above[starts[np.diff(runs.offsets) > 0]] = -1
+    parents[first[visits]] = above
+    return PagePaths(paths, parents, ends[runs.offsets], runs.distinct)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -96,6 +97,18 @@ def test_paths_number_each_prefix_once(trace: Trace, page_size: int) -> None:
             assert paths.parents[number] == parent
     assert sorted(seen.values()) == list(range(paths.distinct))
     assert paths.distinct == trace.distinct_pages(page_size)
+
+
+def test_a_deep_prompt_costs_what_its_pages_cost() -> None:
+    def seconds(prompts: list[list[int]]) -> float:
+        keys = trace_of(prompts, [0] * len(prompts)).page_keys(BLOCK)
+        began = time.process_time()
+        assert page_paths(keys).distinct == 200_000
+        return time.process_time() - began
+
+    many = [[first] * 1000 for first in range(200)]
+    deep = [[7] * 200_000, [7] * 100_000]
+    assert min(seconds(deep) for _ in range(3)) < 20 * min(seconds(many) for _ in range(3))
 
 
 @given(traces, st.sampled_from([1, 2, 4, 8]), st.one_of(st.none(), st.integers(1, 12)))
