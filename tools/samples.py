@@ -268,6 +268,26 @@ def lmcache(turns: list[Turn]) -> Iterator[Row]:
         }
 
 
+def recording(turns: list[Turn]) -> Iterator[Row]:
+    """What a server records: it, then one request a line; blocks of 16 by their prefix."""
+    blocks = Blocks(16, prefixes=True, partial=True)
+    yield {"recording": {"version": 1, "started": 1767268800, "block_size": 16, "salt": "made-up"}}
+    for turn in turns:
+        ids, whole = blocks.ids(turn.prompt), blocks.ids([*turn.prompt, *turn.answer])
+        yield {
+            "request": {
+                "timestamp": round(turn.seconds * 1000),
+                "input_length": len(turn.prompt),
+                "output_length": len(turn.answer),
+                "hash_ids": ids,
+                "output_ids": whole[len(turn.prompt) // 16 :],
+                "service_ms": round(turn.service * 1000),
+                "finish_reason": "stop",
+                "session": f"session-{turn.session}",
+            }
+        }
+
+
 def few_shot() -> bytes:
     """An archive of questions after worked examples, laid out as BIG-Bench-Hard."""
     draw = random.Random(3)
@@ -315,6 +335,7 @@ def samples() -> dict[str, bytes]:
         "messages.jsonl.gz": jsonl(messages(turns)),
         "conversations.jsonl": jsonl(conversations(turns)),
         "lmcache.jsonl.gz": jsonl(lmcache(turns)),
+        "recording.jsonl": jsonl(recording(turns)),
         "few_shot.tar.gz": few_shot(),
         "azure.csv": azure(turns),
     }

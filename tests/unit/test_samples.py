@@ -28,10 +28,11 @@ FILES = {
     "messages": "messages.jsonl.gz",
     "conversations": "conversations.jsonl",
     "lmcache": "lmcache.jsonl.gz",
+    "recording": "recording.jsonl",
     "few_shot": "few_shot.tar.gz",
 }
-EXACT = ("mooncake", "bailian", "weka", "ragpulse", "sharegpt", "dynamo")
-PREFIXES = ("bailian", "dynamo")  # blocks of 16 words, from the first to the last
+EXACT = ("mooncake", "bailian", "weka", "ragpulse", "sharegpt", "dynamo", "recording")
+PREFIXES = ("bailian", "dynamo", "recording")  # blocks of 16 words, from the first to the last
 
 
 @pytest.fixture(scope="module")
