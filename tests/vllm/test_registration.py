@@ -88,7 +88,7 @@ def test_the_policy_is_in_force_and_one_line_says_so(config: Any, caplog: pytest
     assert (
         "for LlamaForCausalLM, policy 'slru', pool 'kv' of 100 blocks of 16 tokens (512 B per token" in line
     )
-    assert "costcache:lru_in_force" not in made.make_stats().num_kv_fetch_reqs_by_stage
+    assert "costcache:kv:lru_in_force" not in made.make_stats().num_kv_fetch_reqs_by_stage
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -98,7 +98,7 @@ def test_both_schedulers_can_be_chosen(config: Any, asynchronous: bool) -> None:
     made = scheduler(given)
     assert isinstance(made, AsyncScheduler) == asynchronous
     assert made.kv_cache_manager.block_pool.costcache.runs.pool.policy == "hazard"
-    assert made.make_stats().num_kv_fetch_reqs_by_stage["costcache:lru_in_force"] == 0
+    assert made.make_stats().num_kv_fetch_reqs_by_stage["costcache:kv:lru_in_force"] == 0
 
 
 def test_registering_twice_changes_nothing() -> None:
