@@ -53,10 +53,10 @@ def test_the_answers_are_stocks_and_more_is_cached(tmp_path: Path) -> None:
 
 
 def test_the_answers_are_stocks_on_a_model_with_windows(tmp_path: Path) -> None:
-    stock, log = run_engine(tmp_path, config=WINDOWS, rounds=20, num_gpu_blocks_override=201)
+    stock, log = run_engine(tmp_path, config=WINDOWS, rounds=60, num_gpu_blocks_override=201)
     assert stock.get("reset"), log
     hazard, log = run_engine(
-        tmp_path, {"policy": "hazard"}, config=WINDOWS, rounds=20, num_gpu_blocks_override=201
+        tmp_path, {"policy": "hazard"}, config=WINDOWS, rounds=60, num_gpu_blocks_override=201
     )
     assert hazard.get("reset"), log  # no block is in use at the end
     assert "policy 'hazard', pool 'memory' of 200 blocks of 32 tokens" in log
