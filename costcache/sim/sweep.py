@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
+import os
 import pickle
 import signal
 import tempfile
@@ -140,9 +141,18 @@ _simulator: Simulator | None = None
 
 def _prepare(prepared: Path) -> None:
     global _simulator  # noqa: PLW0603 # the trace is read once per worker, not with every cell
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with prepared.open("rb") as stream:
         trace, model, deployment, options = pickle.load(stream)
     _simulator = Simulator(trace, model, deployment, **options)
+
+
+def _end_with_parent() -> None:
+    """Wait for the process that started this one; if it was killed, nobody else ends this one."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _outcome(cell: Cell) -> Outcome:

@@ -305,6 +305,16 @@ def test_a_process_that_dies_is_one_line(sweep: subprocess.Popen[str], delay: fl
     )
 
 
+@needs_proc
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_a_sweep_that_is_killed(sweep: subprocess.Popen[str], number: int) -> None:
+    children(sweep)
+    time.sleep(0.5)
+    os.kill(sweep.pid, number)
+    sweep.communicate(timeout=60)  # workers have the same streams: this fails if one goes on
+    assert sweep.returncode == -number
+
+
 def test_options_that_have_no_effect_are_refused(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     answer("workload", "chat", "--requests", "5", "--out", trace)
