@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from costcache.recording.settings import RecordSettings
     from costcache.records import RequestInfo
 
-__all__ = ["Ended", "Recorder", "request_of"]
+__all__ = ["EPOCH", "Ended", "Recorder", "request_of"]
 
 logger = logging.getLogger("costcache")
 
+EPOCH = time.time() - time.perf_counter()
+"""Unix time at which ``time.perf_counter()`` was 0. Requests are timed by that clock, since one that is set
+meanwhile would change their order."""
 _MOST_WAITING = 256 << 20
 """Bytes of requests that may wait to be written."""
 _PATIENCE = 5.0
@@ -93,7 +96,7 @@ class Recorder:
     def __init__(self, settings: RecordSettings, page_size: int, **facts: Any) -> None:
         self.block_size = settings.tokens_per_hash(page_size)
         self._hasher = Hasher(read_salt())
-        self._started = time.time()
+        self._started = EPOCH + time.perf_counter()
         header = Header(
             version=VERSION,
             started=round(self._started, 6),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from costcache.hints import HINTS, KEY, NO_HINTS, read_hints
 from costcache.recording.hashes import Tokens
-from costcache.recording.recorder import Ended
+from costcache.recording.recorder import EPOCH, Ended
 from costcache.records import MOST_ENDING, Asker, Askers, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
@@ -92,14 +92,14 @@ def hints(params: Any) -> RequestInfo:
 def ended(req: Any, told: RequestInfo) -> Ended:
     """A request that has finished, for a recording: copies its tokens, which are hashed elsewhere."""
     prompt, output = req.origin_input_ids, req.output_ids
-    now = time.time()
-    arrived = req.time_stats.scheduler_recv_time
+    now = time.perf_counter()
+    arrived = req.time_stats.scheduler_recv_time or now
     return Ended(
         Tokens(repr((req.extra_key, req.cache_salt)).encode(), _raw(prompt), _raw(output)),
         len(prompt),
         req.cached_tokens,
-        now - (time.perf_counter() - arrived) if arrived else now,
-        now,
+        EPOCH + arrived,
+        EPOCH + now,
         told,
     )
 

@@ -8,7 +8,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from costcache.recording.hashes import Hashed, Tokens
-from costcache.recording.recorder import Ended, Recorder
+from costcache.recording.recorder import EPOCH, Ended, Recorder
 from costcache.records import RequestRecord
 from costcache.vllm.requests import info
 
@@ -20,7 +20,7 @@ __all__ = ["Recording"]
 
 logger = logging.getLogger("costcache")
 
-_STATS = "_costcache_stats"
+_BEGUN = "_costcache_begun"
 
 
 class Recording:
@@ -54,13 +54,13 @@ class Recording:
         )
 
     def begin(self, request: Any) -> None:
-        """Keep vLLM's figures of a request, which it takes away when the prefill has ended."""
-        setattr(request, _STATS, request.prefill_stats)
+        """Keep vLLM's figures of a request, which it takes away when the prefill has ended, and the time."""
+        setattr(request, _BEGUN, (request.prefill_stats, time.perf_counter()))
 
     def end(self, request: Any) -> None:
         """Record a request that has finished; one that was never scheduled has used nothing."""
         recorder = self._recorder
-        stats = getattr(request, _STATS, None)
+        stats, began = getattr(request, _BEGUN, (None, 0.0))
         if recorder is None or stats is None or not stats.num_prompt_tokens:
             return
         try:
@@ -69,8 +69,8 @@ class Recording:
                     self._content(request),
                     request.num_prompt_tokens,
                     stats.num_cached_tokens,
-                    request.arrival_time,
-                    time.time(),
+                    EPOCH + began,
+                    EPOCH + time.perf_counter(),
                     info(request, RequestRecord(0)),
                 )
             )

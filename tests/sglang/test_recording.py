@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,16 @@ def test_a_replay_finds_what_the_cache_found(policy: str, core: str, tmp_path: P
     )
     assert 0.2 < recorded.hit_rate < 0.9
     assert abs(run.token_hit_rate - recorded.hit_rate) < 0.005
+
+
+def test_a_clock_that_is_set_back_changes_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = build(tmp_path, "lru", record=str(tmp_path / "recorded"))
+    server, now = Server(cache, SHAPE), time.time()
+    lengths = list(range(20, 50))
+    for length in lengths:
+        monkeypatch.setattr(time, "time", lambda length=length: now - length)
+        server.serve(range(length), [7])
+    assert read(cache, tmp_path / "recorded").trace.input_tokens.tolist() == lengths
 
 
 def test_names_are_salted_and_namespaces_kept_apart(tmp_path: Path) -> None:
