@@ -59,15 +59,10 @@ class Lmdb:
         self.env.close()
 
 
-class DiskCache:
-    """diskcache: an index in SQLite, large values in files."""
+class _Mapping:
+    """A store that is a mapping of bytes."""
 
-    def __init__(self, path: Path, capacity: int) -> None:
-        import diskcache
-
-        self.store = diskcache.Cache(
-            str(path), size_limit=2 * capacity, eviction_policy="none", sqlite_synchronous=2
-        )
+    store: Any
 
     def put(self, key: bytes, value: bytes) -> None:
         self.store[key] = value
@@ -79,14 +74,25 @@ class DiskCache:
     def delete(self, key: bytes) -> None:
         self.store.delete(key)
 
-    def keys(self) -> Iterator[bytes]:
-        yield from self.store.iterkeys()
-
     def close(self) -> None:
         self.store.close()
 
 
-class Rocks:
+class DiskCache(_Mapping):
+    """diskcache: an index in SQLite, large values in files."""
+
+    def __init__(self, path: Path, capacity: int) -> None:
+        import diskcache
+
+        self.store = diskcache.Cache(
+            str(path), size_limit=2 * capacity, eviction_policy="none", sqlite_synchronous=2
+        )
+
+    def keys(self) -> Iterator[bytes]:
+        yield from self.store.iterkeys()
+
+
+class Rocks(_Mapping):
     """rocksdict: RocksDB, a log-structured merge tree."""
 
     def __init__(self, path: Path, capacity: int) -> None:  # noqa: ARG002 # as the others
@@ -102,21 +108,8 @@ class Rocks:
         sync.sync = True
         self.store.set_write_options(sync)
 
-    def put(self, key: bytes, value: bytes) -> None:
-        self.store[key] = value
-
-    def get(self, key: bytes) -> bytes | None:
-        found: bytes | None = self.store.get(key)
-        return found
-
-    def delete(self, key: bytes) -> None:
-        self.store.delete(key)
-
     def keys(self) -> Iterator[bytes]:
         yield from self.store.keys()
-
-    def close(self) -> None:
-        self.store.close()
 
 
 class Files:

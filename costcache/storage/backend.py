@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["NoStorageSettings", "StorageBackend", "StorageSpec"]
+__all__ = ["DurableSettings", "NoStorageSettings", "StorageBackend", "StorageSpec"]
 
 
 class StorageBackend(ABC):
@@ -54,6 +54,18 @@ class NoStorageSettings(BaseModel):
     """Settings of a backend that has none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DurableSettings(BaseModel):
+    """Settings of a backend that can wait for the disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    durable: bool = Field(
+        True,
+        description="Whether a value survives a crash of the machine, and not only of the process: each put "
+        "then waits for the disk.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

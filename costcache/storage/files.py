@@ -11,10 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from costcache.errors import SettingsError
-from costcache.storage.backend import StorageBackend
+from costcache.storage.backend import DurableSettings, StorageBackend
 
 __all__ = ["FileStore", "FileStoreSettings"]
 
@@ -24,16 +22,8 @@ _FORMAT_FILE, _LOCK_FILE, _VALUES, _PARTIAL = "FORMAT", "LOCK", "values", "parti
 _OURS = {_FORMAT_FILE, _LOCK_FILE, _VALUES, _PARTIAL}
 
 
-class FileStoreSettings(BaseModel):
+class FileStoreSettings(DurableSettings):
     """Settings of the file store."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    durable: bool = Field(
-        True,
-        description="Whether a value survives a crash of the machine, and not only of the process: each put "
-        "then waits for the disk.",
-    )
 
 
 class FileStore(StorageBackend):

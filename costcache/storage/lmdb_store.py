@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from costcache.errors import SettingsError
-from costcache.storage.backend import StorageBackend
+from costcache.storage.backend import DurableSettings, StorageBackend
 
 __all__ = ["LmdbStore", "LmdbStoreSettings"]
 
@@ -23,16 +21,8 @@ _LEAST = 1 << 20
 _TRIES = 8
 
 
-class LmdbStoreSettings(BaseModel):
+class LmdbStoreSettings(DurableSettings):
     """Settings of the LMDB store."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    durable: bool = Field(
-        True,
-        description="Whether a value survives a crash of the machine, and not only of the process: each put "
-        "then waits for the disk.",
-    )
 
 
 class LmdbStore(StorageBackend):
@@ -84,8 +74,7 @@ class LmdbStore(StorageBackend):
         except (lmdb.Error, OSError) as error:
             raise SettingsError(
                 f"disk tier {str(path)!r} cannot be opened as an LMDB store: {error}: give a folder that "
-                "this "
-                "process may read and write, and that nothing else is in"
+                "this process may read and write, and that nothing else is in"
             ) from error
         try:
             self._index(path)
@@ -99,8 +88,7 @@ class LmdbStore(StorageBackend):
             if found is None and transaction.stat()["entries"]:
                 raise SettingsError(
                     f"disk tier {str(path)!r} is an LMDB store of another program: give an empty folder, or "
-                    "a "
-                    "new one"
+                    "a new one"
                 )
             if found is None:
                 transaction.put(_META, _FORMAT)
@@ -108,8 +96,7 @@ class LmdbStore(StorageBackend):
                 raise SettingsError(
                     f"disk tier {str(path)!r} has the format {found.decode(errors='replace')!r}, and this "
                     f"costcache reads {_FORMAT.decode()!r}: empty the folder, or use the version of "
-                    "costcache "
-                    "that wrote it"
+                    "costcache that wrote it"
                 )
         with self._env.begin(buffers=True) as transaction, transaction.cursor() as cursor:
             for key, value in cursor:  # a view: no value is read

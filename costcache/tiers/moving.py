@@ -222,6 +222,12 @@ class Mover:
             displaced=0.0 if units <= pool.free else self._lost_worth[tier.name] * tokens,
         )
 
+    def _reach(self, node: Node, tier: LowerTier, line: Line) -> tuple[Place, Node, int]:
+        """A prefix, the node at its end in a slower tier, and the tokens that are there or on their way."""
+        place = place_of(node)
+        at = tier.find(place)
+        return place, at, max(at.end, line.covered(place, tier.tree.page_bytes, self._page_size))
+
     def _evicted(self, name: str, move: Move) -> None:
         """Learn from an eviction of a tier what a token is worth that has to go there for another."""
         if move.tokens:
@@ -234,10 +240,8 @@ class Mover:
         host = self.host
         if not self._copies or node.parent is None:
             return
-        line, place = self._host_line, place_of(node)
-        at = host.find(place)
-        start = max(at.end, line.covered(place, host.tree.page_bytes, self._page_size))
-        last = self._wanted(node, start, at, line, host)
+        _, at, start = self._reach(node, host, self._host_line)
+        last = self._wanted(node, start, at, self._host_line, host)
         if last is None:
             return
         end = last.end
@@ -264,9 +268,7 @@ class Mover:
         host = self.host
         if not self._demotes or node.parent is None or (host.has_states and node.state is None):
             return
-        place = place_of(node)
-        at = host.find(place)
-        start = max(at.end, self._host_line.covered(place, host.tree.page_bytes, self._page_size))
+        place, at, start = self._reach(node, host, self._host_line)
         if start >= node.end and (node.state is None or at.state is not None or at.end != node.end):
             return
         move = self._move(node, min(max(node.depth, start), node.end), self._host_line, host)
@@ -344,9 +346,7 @@ class Mover:
         disk, line = self.disk, self._disk_line
         if disk is None or line is None or not self._copies or node.parent is None:
             return
-        place = place_of(node)
-        at = disk.find(place)
-        start = max(at.end, line.covered(place, disk.tree.page_bytes, self._page_size))
+        _, at, start = self._reach(node, disk, line)
         last = self._wanted(node, start, at, line, disk)
         if last is not None:
             self._to_disk(last, place_of(last), min(start, last.end), pinned=True)
@@ -361,12 +361,10 @@ class Mover:
             return
         if disk.has_states and node.state is None:
             return  # nothing could resume from it
-        place = place_of(node)
-        at = disk.find(place)
-        start = max(at.end, line.covered(place, disk.tree.page_bytes, self._page_size))
-        move = self._move(node, min(max(node.depth, start), node.end), line, disk, self._host_line)
+        place, at, start = self._reach(node, disk, line)
         if start >= node.end and (node.state is None or at.state is not None or at.end != node.end):
             return
+        move = self._move(node, min(max(node.depth, start), node.end), line, disk, self._host_line)
         if not self._writing.demotes(move):
             self.counters["disk"].refused += move.tokens
             return

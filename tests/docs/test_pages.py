@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 import re
@@ -20,6 +19,7 @@ from costcache import hookspecs
 from costcache.cli import COMMANDS, cli
 from costcache.plugins import HOOKS
 from tests.docs.pages import REPO, Page, pages
+from tests.scripts import load_script
 
 PAGES = pages()
 REFERENCE = REPO / "docs" / "reference"
@@ -28,12 +28,7 @@ REFERENCE = REPO / "docs" / "reference"
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
     """``docs/generate.py`` as a module."""
-    spec = importlib.util.spec_from_file_location("costcache_docs_generate", REPO / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(REPO / "docs" / "generate.py")
 
 
 def test_generated_pages_are_up_to_date(generator: ModuleType) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +9,7 @@ import pytest
 
 from costcache.model import ModelSpec
 from costcache.model.presets import ALIASES, PRESETS
+from tests.scripts import load_script
 
 # Published counts that include what the language model lacks, or round more than the others.
 ROUGH = {
@@ -23,13 +23,7 @@ ROUGH = {
 
 @pytest.fixture(scope="module")
 def table(repo_root: Path) -> ModuleType:
-    path = repo_root / "tools" / "presets.py"
-    spec = importlib.util.spec_from_file_location("preset_table", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(repo_root / "tools" / "presets.py")
 
 
 def test_the_generated_file_is_that_of_the_table(table: ModuleType) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import tomllib
 from pathlib import Path
@@ -11,15 +10,12 @@ from types import ModuleType
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from tests.scripts import load_script
+
 
 @pytest.fixture(scope="module")
 def tool(repo_root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release_check", repo_root / "tools" / "release_check.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(repo_root / "tools" / "release_check.py")
 
 
 def test_wheels_are_made_for_pythons_that_the_package_allows(tool: ModuleType, repo_root: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +15,7 @@ from costcache.sim.traces import load_trace
 from costcache.sim.traces.azure import read_arrivals
 from costcache.sim.traces.files import open_source
 from costcache.sim.traces.reading import FORMATS, detect
+from tests.scripts import load_script
 
 # The file of each format; prompts of the text formats have more tokens than words.
 FILES = {
@@ -37,12 +37,7 @@ PREFIXES = ("bailian", "dynamo", "recording")  # blocks of 16 words, from the fi
 
 @pytest.fixture(scope="module")
 def generator(repo_root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sample_traces", repo_root / "tools" / "samples.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(repo_root / "tools" / "samples.py")
 
 
 def test_the_files_are_the_generators(generator: ModuleType) -> None:
