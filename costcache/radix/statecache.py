@@ -281,6 +281,11 @@ class StateCache(PrefixCache):
 
     # -- internals ---------------------------------------------------------------------------
 
+    def _checked_node(self, node: Any) -> Node:
+        """As in every cache; but a state belongs to the end that the node had when the caller got it."""
+        current = super()._checked_node(node)
+        return current if current is node else self._tree.ending_at(current, node.end)
+
     def _found(self, node: Node, first: bool) -> StateMatch:
         usable = self._tree.usable(node)
         if usable.state is not None:
