@@ -513,7 +513,11 @@ class PrefixCache:
         if not isinstance(node, Node):
             raise TypeError(f"node is {node!r}: give the node of a match or of an insert")
         current = node.current()
-        if current.parent is not None and self._pool.live.get(current.serial) is not current:
+        if isinstance(current, Root):  # an empty one is of no cache yet
+            foreign = bool(current.children) and self._tree.roots.get(current.namespace) is not current
+        else:
+            foreign = current.parent is not None and self._pool.live.get(current.serial) is not current
+        if foreign:
             raise ValueError(f"{node!r} is a node of another cache: give it to the cache that it is from")
         return current
 
