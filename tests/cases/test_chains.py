@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from costcache import ModelSpec, RadixCache
+from costcache.policies.hazard.states import HazardStates
 from costcache.radix import Node, StateCache
 from costcache.radix.cache import PrefixCache
 from costcache.radix.windows import WindowTree
@@ -115,6 +116,9 @@ def test_every_policy_of_states_takes_it(policy: str) -> None:
     assert isinstance(cache, StateCache)
     kept = cache.states
     assert sum(node.state is not None for node in cache._tree.walk()) == kept > 5
+    order = cache._pool.order
+    if isinstance(order, HazardStates):
+        assert order.learner.lives.keys() <= cache._pool.live.keys()
 
 
 @pytest.mark.parametrize("policy", ["hazard", "lfu", "lhd", "tlru", "s3fifo", "gdsf", "wild", "lru2"])
@@ -131,6 +135,24 @@ def test_every_policy_of_tokens_takes_it(make: Callable[[str], PrefixCache], pol
         assert all(node.tokens <= WINDOW for node in tree.walk() if node.window is not None)
     assert cache.evict(300).freed >= 300
     assert not cache.stats().fallbacks
+
+
+def test_locked_windows_are_merged_and_unlocked_as_one() -> None:
+    cache = RadixCache(model_with_window(8), 100, 1, "lru", window_pool_size=60, plugins=PLUGINS)
+    tree = cache._tree
+    assert isinstance(tree, WindowTree)
+    tree.merge_from = tree.merge_alike = 1
+    cache.insert([1, 2])
+    held = cache.insert([1, 2, 3, 4]).node
+    cache.lock(held)
+    pool = tree.windows
+    assert (pool.pinned, pool.root.locks) == (4, 2)
+    cache.insert([1, 2, 3, 4, 5])
+    assert held.tokens == 4
+    assert (pool.pinned, pool.root.locks) == (4, 1)
+    cache.unlock(held)
+    assert (pool.pinned, pool.root.locks) == (0, 0)
+    assert cache.evict(5).freed == 5
 
 
 def test_tlru_evicts_of_a_merged_node_what_it_would_of_its_parts() -> None:
