@@ -81,9 +81,7 @@ class CostMetrics:
             field: counter(f"costcache:{name}", text, labelnames=names)
             for field, (name, text) in COUNTERS.items()
         }
-        self._by_uses = counter(
-            f"costcache:{BY_USES[0]}", BY_USES[1], labelnames=[*names, BY_USES_LABEL]
-        )
+        self._by_uses = counter(f"costcache:{BY_USES[0]}", BY_USES[1], labelnames=[*names, BY_USES_LABEL])
         self._fallbacks = counter(f"costcache:{FALLBACKS[0]}", FALLBACKS[1], labelnames=names)
         self._verdict = {
             field: counter(f"costcache:{name}", text, labelnames=names)
