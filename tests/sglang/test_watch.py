@@ -65,7 +65,7 @@ def test_what_sglang_publishes_is_followed(core: str, tmp_path: Path) -> None:
             serve([7] * (PAGE - 10) + [number] * 100)
         found = followed.figures(4)
         assert found.cut == 3 * PAGE * 3 // 4
-        assert [reason.name for reason in reasons(figures(NOTHING, events=found))][0] == "page-size"
+        assert reasons(figures(NOTHING, events=found))[0].name == "page-size"
         server.cache.reset()
         server.allocator.clear()  # as SGLang's scheduler does
         serve(prompts[0])
