@@ -515,17 +515,21 @@ class Pool:
         """Whether the order can have nodes merged; if not, :meth:`merge` must not be called."""
         return self._merge is not None
 
-    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
-        """The only child of a node takes its tokens over: a split undone. The pool must not be flat.
+    def merge(self, prefix: NodeRecord, tail: NodeRecord, *, flat: bool = False) -> None:
+        """The only child of a node takes its tokens over: a split undone.
 
-        Both must have been used by the latest walk, or else the tail would be made more recent.
+        Both must be equally recent, or else the tail would be made more recent or less.
 
         Args:
             prefix: The record of the node, which leaves the cache; it has no pins of its own and no state.
             tail: The record of its child, which keeps its identity, its state, its pins and its history, but
                 counts the uses of the prefix from now on.
+            flat: Both are leaves under the root, as all records of a flat pool are; neither is locked.
         """
-        tail.parent = prefix.parent
+        if flat or self.flat:
+            self.root.live_children -= 1
+        else:
+            tail.parent = prefix.parent
         tail.depth = prefix.depth
         tail.tokens += prefix.tokens
         tail.uses = max(tail.uses, prefix.uses)
