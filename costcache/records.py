@@ -158,13 +158,16 @@ class State:
         last_use: Clock reading of its last use.
         recency: ``Clock.accesses`` at its last use.
         created: ``Clock.accesses`` when it was made.
+        parts: Whether the host knows that prompts part there; False where it does not say, and where they do
+            is seen by the node's children.
     """
 
-    __slots__ = ("created", "last_use", "locks", "recency", "slot", "uses")
+    __slots__ = ("created", "last_use", "locks", "parts", "recency", "slot", "uses")
 
     def __init__(self, slot: int, clock: Clock) -> None:
         self.slot = slot
         self.locks = 0
+        self.parts = False
         self.uses = 1
         self.last_use = clock.now
         self.recency = self.created = clock.accesses

@@ -488,7 +488,8 @@ class EndRuns(WideRuns):
             if found and any(end not in self._ends.get(block.block_id, ()) for block in blocks):
                 self._swap(end, blocks)  # a copy of it was found
         else:
-            end = self._attach(run, blocks)
+            step = self.groups.step
+            end = self._attach(run, blocks, parts=boundary == request.shared_prefix_boundary // step * step)
         if found:
             end.recent = True
             self.pool.consume(run, counts=counts)
@@ -531,8 +532,9 @@ class EndRuns(WideRuns):
             return part if isinstance(part, WideRun) else None
         return run
 
-    def _attach(self, run: WideRun, blocks: list[Any]) -> End:
+    def _attach(self, run: WideRun, blocks: list[Any], *, parts: bool = False) -> End:
         end = End(run, blocks, self.pool.clock)
+        end.parts = parts
         self._gain(end)
         self.pool.attach(run, end)
         return end

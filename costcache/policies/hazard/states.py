@@ -154,7 +154,9 @@ class HazardStates(StateOrder):
         self._settle_passed()
         life = self._lives.get(record.serial) or self.learner.make(record)
         life.evicted, life.followed, life.stands_for = False, False, None
-        life.branched = record.live_children > 0  # made where a prompt parts from another
+        state = record.state
+        # Made where a prompt parts from another.
+        life.branched = record.live_children > 0 or (state is not None and state.parts)
         self.learner.classify(record, life)
         super().attach(record)
         self._follow(record)
