@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from costcache.tiers import Buffers, Layout, Ranks, TieredCache
 from tests.property.kit import Plugin, manager
 
 PAGE = 4
+DEVICE = os.environ.get("COSTCACHE_TEST_DEVICE", "cpu")
+"""Where the device's tier is, unless a test says otherwise; ``cuda`` on a machine with a GPU."""
 _MHA = FullAttention(heads=4, kv_heads=2, head_dim=8)
 _SSM = StateSpace(variant="mamba2", conv_dim=32, conv_kernel=4, heads=2, head_dim=8, state_size=8, groups=1)
 LAYERS: dict[str, tuple[Any, ...]] = {
@@ -42,9 +45,11 @@ def model(layout: str) -> ModelSpec:
     )
 
 
-def rows(tokens: NDArray[np.int64], sizes: tuple[int, ...], salt: int = 0) -> list[NDArray[np.uint8]]:
-    """The bytes that the rows of a prompt's tokens have to be, part by part: each depends on its whole "
-    "prefix."""
+def rows(tokens: NDArray[np.int64], sizes: tuple[int, ...], salt: int = 0) -> NDArray[np.uint8]:
+    """The bytes that the rows of a prompt's tokens have to be, of shape [tokens, bytes].
+
+    Each row depends on the whole prefix, and its parts differ.
+    """
     value, values = 0x9E3779B97F4A7C15 ^ salt, np.empty(tokens.size, np.uint64)
     for at, token in enumerate(tokens.tolist()):
         value = (value * 6364136223846793005 + 2 * token + 1) % 2**64
@@ -57,7 +62,7 @@ def rows(tokens: NDArray[np.int64], sizes: tuple[int, ...], salt: int = 0) -> li
                 2 * number + 3
             )
         found.append(mixed.astype(np.uint8))
-    return found
+    return np.concatenate(found, axis=1)
 
 
 class MemoryStore(StorageBackend):
@@ -116,7 +121,7 @@ class Server:
         disk: int = 0,
         path: Path | None = None,
         policy: str = "lru",
-        device: str = "cpu",
+        device: str = DEVICE,
         plugins: PluginManager | None = None,
         ranks: Ranks | None = None,
         **settings: Any,
@@ -157,19 +162,15 @@ class Server:
     def check(self, match: Any, tokens: NDArray[np.int64]) -> None:
         """Check that the device has the right bytes for a match."""
         slots = np.asarray(match.slots)
-        sizes = tuple(part.bytes for part in self.layout.tokens)
-        for got, want in zip(self.buffers.tokens.read(slots), rows(tokens[: slots.size], sizes), strict=True):
-            assert np.array_equal(got.cpu().numpy(), want), f"wrong bytes among the first {slots.size} tokens"
+        want = rows(tokens[: slots.size], self.buffers.tokens.sizes)
+        got = self.buffers.tokens.gather(slots).cpu().numpy()
+        assert np.array_equal(got, want), f"wrong bytes among the first {slots.size} tokens"
         self.checked += slots.size
         state = getattr(match, "state", None)
         if state is not None and self.buffers.states is not None:
-            sizes = tuple(part.bytes for part in self.layout.states)
-            for got, want in zip(
-                self.buffers.states.read(np.array([state])), rows(tokens[: slots.size], sizes, 1), strict=True
-            ):
-                assert np.array_equal(got.cpu().numpy()[0], want[-1]), (
-                    f"wrong state after {slots.size} tokens"
-                )
+            want = rows(tokens[: slots.size], self.buffers.states.sizes, 1)[-1]
+            got = self.buffers.states.gather(np.array([state])).cpu().numpy()[0]
+            assert np.array_equal(got, want), f"wrong state after {slots.size} tokens"
 
     def begin(self, tokens: Any) -> Any:
         """Match a prompt and begin to load what slower tiers have of it."""
@@ -214,13 +215,11 @@ class Server:
         import torch
 
         whole = start + slots.size
-        sizes = tuple(part.bytes for part in self.layout.tokens)
-        found = [torch.from_numpy(part[start:whole]) for part in rows(tokens[:whole], sizes)]
-        self.buffers.tokens.write(slots, found)
+        found = rows(tokens[:whole], self.buffers.tokens.sizes)[start:]
+        self.buffers.tokens.scatter(slots, torch.from_numpy(found))
         if state is not None and self.buffers.states is not None and whole:
-            sizes = tuple(part.bytes for part in self.layout.states)
-            last = [torch.from_numpy(part[-1:]) for part in rows(tokens[:whole], sizes, 1)]
-            self.buffers.states.write(np.array([state]), last)
+            last = rows(tokens[:whole], self.buffers.states.sizes, 1)[-1:]
+            self.buffers.states.scatter(np.array([state]), torch.from_numpy(last))
 
 
 class Prompts:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Layout", "Part"]
 
+_ROWS = 2
+"""Version of what a value in storage holds: since 2, all parts of a token together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -69,7 +72,7 @@ class Layout:
 
     def fingerprint(self, *facts: object) -> bytes:
         """16 bytes that differ for other layouts, and for other ``facts``, such as the model's name."""
-        return hashlib.blake2b(repr((self, facts)).encode(), digest_size=16).digest()
+        return hashlib.blake2b(repr((_ROWS, self, facts)).encode(), digest_size=16).digest()
 
 
 def _parts(index: int, layer: LayerSpec, deployment: Deployment) -> list[Part]:

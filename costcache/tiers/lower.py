@@ -214,7 +214,7 @@ class HostTier(LowerTier):
         tree = self.tree
         states = (tree.state_capacity or 0) if isinstance(tree, StateTree) else 0
         self.slots = Slots(tree.pool.capacity, tree.page_size)
-        self.buffers: Buffers = Buffers.allocate(layout, self.slots.capacity, states)
+        self.buffers: Buffers = Buffers.allocate(layout, self.slots.capacity, states, joined=True)
         self._freed: list[NDArray[np.int64]] = []
         tree.on_free = self._freed.append
         self._free_states = list(range(states - 1, -1, -1))

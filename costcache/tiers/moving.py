@@ -17,7 +17,7 @@ import numpy as np
 
 from costcache.radix.node import Node, shared_pages
 from costcache.records import RequestRecord
-from costcache.tiers.buffers import Rows, packed
+from costcache.tiers.buffers import Rows
 from costcache.tiers.copies import Copies, Job
 from costcache.tiers.links import Link
 from costcache.tiers.lower import DiskTier, HostTier, LowerTier, Place, place_of
@@ -129,18 +129,18 @@ class _Snapshot:
     """The bytes of what is about to be evicted, read at once."""
 
     def __init__(self, buffers: Buffers, slots: NDArray[np.int64], state: int | None) -> None:
-        self.state: list[Any] = []
-        self._rows: list[Any] = []
+        self.state: Any = None
+        self._rows: Any = None
         self._error: BaseException | None = None
         try:
-            self._rows = buffers.tokens.read(slots)
+            self._rows = buffers.tokens.gather(slots)
             if state is not None:
-                self.state = _states(buffers).read(_one(state))
+                self.state = _states(buffers).gather(_one(state))
         except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError where there is no memory
             self._error = error  # of this rank alone: the copy fails, and with it that of the others
 
-    def rows(self) -> list[Any]:
-        """The rows of the tokens.
+    def rows(self) -> Any:
+        """The rows of the tokens, of shape [tokens, bytes].
 
         Raises:
             RuntimeError: They could not be read.
@@ -307,12 +307,12 @@ class Mover:
             if copied is None:
                 device.tokens.copy(slots, memory.tokens, target)
             else:
-                memory.tokens.write(target, copied.rows())
+                memory.tokens.scatter(target, copied.rows())
             if source_state is not None and state is not None:
                 if copied is None:
                     _states(device).copy(_one(source_state), _states(memory), _one(state))
                 else:
-                    _states(memory).write(_one(state), copied.state)
+                    _states(memory).scatter(_one(state), copied.state)
             return 1
 
         entry = (place, start)
@@ -413,11 +413,11 @@ class Mover:
             rows = None if copied is None else copied.rows()
             for number, value in enumerate(hashes):
                 here = slice(number * page, (number + 1) * page)
-                parts = memory.tokens.pack(slots[here]) if rows is None else packed([r[here] for r in rows])
+                parts = memory.tokens.pack(slots[here]) if rows is None else [_bytes(rows[here])]
                 if not store.put(disk.page_key(value), parts):
                     return number
             if source_state is not None:
-                parts = _states(memory).pack(_one(source_state)) if copied is None else packed(copied.state)
+                parts = _states(memory).pack(_one(source_state)) if copied is None else [_bytes(copied.state)]
                 if store.put(disk.state_key(ending), parts):
                     return len(hashes) + 1
             return len(hashes)
@@ -695,6 +695,11 @@ class Mover:
 
 def _one(slot: int) -> NDArray[np.int64]:
     return np.array([slot], np.int64)
+
+
+def _bytes(rows: Any) -> memoryview:
+    """Rows of the host as bytes."""
+    return memoryview(rows.numpy()).cast("B")
 
 
 def _states(buffers: Buffers) -> Rows:
