@@ -94,6 +94,7 @@ class WindowTree(RadixTree):
         window_tokens: Tokens with window KV.
         on_free_window: Called with the slots of tokens whose window KV is freed, int64 of shape [tokens];
             their full KV may stay.
+        on_window_leaves: Called with a node just before its window KV is evicted alone.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class WindowTree(RadixTree):
             )
         self.pools: dict[str, Pool] = {}
         self.on_free_window: Callable[[NDArray[np.int64]], object] | None = None
+        self.on_window_leaves: Callable[[Node], object] | None = None
         self.window_tokens = 0
         self._pinned_windows = 0
         # Starts of the locked windows that reach into a node, by its serial number.
@@ -519,10 +521,41 @@ class WindowTree(RadixTree):
         self.unpin(node)
         return possible
 
-    def _add_window(self, node: Node, request: RequestRecord) -> None:
+    def restore_window(self, node: Node, start: int, history: Node | None = None) -> list[Node]:
+        """Keep window KV before the end of a node that was copied into memory reserved for it.
+
+        Args:
+            node: The node.
+            start: First token of the window KV, a whole page.
+            history: Node at the same place of another tier, whose window's history it continues.
+
+        Returns:
+            Nodes whose window KV was added: those that had none.
+        """
+        missing, _ = self._missing(node, start)
+        for each in missing:
+            if each.depth < start:
+                self.split(each, start - each.depth)
+            self._add_window(each, None, None if history is None else history.window)
+        return missing
+
+    def resting_on(self, node: Node) -> list[Node]:
+        """The nodes that a request can resume from only while the window KV of ``node`` is cached."""
+        found, waiting = [], [node]
+        while waiting:
+            each = waiting.pop()
+            if each is node or each.depth + each.tokens - self.window < node.depth + node.tokens:
+                if self.usable(each) is each:
+                    found.append(each)
+                waiting.extend(each.children.values())
+        return found
+
+    def _add_window(
+        self, node: Node, request: RequestRecord | None, history: NodeRecord | None = None
+    ) -> None:
         node.window = record = WindowRecord(node, _MARK if self.windows is self.pool else 0)
         self.window_tokens += node.tokens
-        self.windows.insert(record, request, priority=node.priority)
+        self.windows.insert(record, request, priority=node.priority, history=history)
         if node.serial in self._locked:
             self._pin_window(record)
 
@@ -565,6 +598,8 @@ class WindowTree(RadixTree):
             return Refused.LOCKED
         tokens = record.tokens
         if node.children or node.locks:
+            if self.on_window_leaves is not None:
+                self.on_window_leaves(node)
             self.drop_window(node)
             return tokens * self.window_bytes if shared else tokens
         # A leaf without its window is dead.
