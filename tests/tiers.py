@@ -29,9 +29,11 @@ LAYERS: dict[str, tuple[Any, ...]] = {
     "mla": (LatentAttention(heads=4, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8),)
     * 3,
     "windows": (_MHA, SlidingWindow(heads=4, kv_heads=1, head_dim=8, window=8)),
+    "apart": (_MHA, SlidingWindow(heads=4, kv_heads=1, head_dim=8, window=8)),
     "hybrid": (_SSM, _MHA, _SSM),
 }
-"""Layers of a small model for each layout."""
+"""Layers of a small model for each layout; ``apart`` evicts its sliding windows apart."""
+WINDOW = 8
 
 
 def model(layout: str) -> ModelSpec:
@@ -128,7 +130,7 @@ class Server:
     ) -> None:
         """Make one; ``slots``, ``host`` and ``disk`` are tokens (and a state for each eight)."""
         spec, deployment = model(layout), Deployment(page_size=PAGE)
-        self.layout = Layout.of(spec, deployment)
+        self.layout = Layout.of(spec, deployment, windows_apart=layout == "apart")
         kv, state = self.layout.token_bytes, self.layout.state_bytes
         self.cache: RadixCache | StateCache
         if state:
@@ -150,9 +152,20 @@ class Server:
             settings.setdefault("state_share", 0.5)
             size: Callable[[int], int] = lambda tokens: 2 * tokens * kv  # noqa: E731
         else:
-            self.cache = RadixCache(spec, slots, PAGE, policy, deployment=deployment, plugins=plugins)
-            self.buffers = Buffers.allocate(self.layout, slots, device=device)
-            size = lambda tokens: tokens * kv  # noqa: E731
+            windows = max(32, slots // 2) if layout == "apart" else None
+            self.cache = RadixCache(
+                spec,
+                slots,
+                PAGE,
+                policy,
+                window_pool_size=windows,
+                deployment=deployment,
+                plugins=plugins,
+            )
+            self.buffers = Buffers.allocate(self.layout, slots, 0, windows or 0, device=device)
+            size = lambda tokens: tokens * kv + (  # noqa: E731
+                tokens * (windows or 0) // slots * self.layout.window_bytes
+            )
         self.tiers = TieredCache(
             self.cache, self.buffers, ranks=ranks, host=size(host), disk=size(disk), path=path, **settings
         )
@@ -171,6 +184,12 @@ class Server:
             want = rows(tokens[: slots.size], self.buffers.states.sizes, 1)[-1]
             got = self.buffers.states.gather(np.array([state])).cpu().numpy()[0]
             assert np.array_equal(got, want), f"wrong state after {slots.size} tokens"
+        if self.buffers.windows is not None and slots.size:
+            held = self.tiers.window_rows(slots[-WINDOW:])
+            assert (held >= 0).all(), "a match without its window"
+            want = rows(tokens[: slots.size], self.buffers.windows.sizes, 2)[-WINDOW:]
+            got = self.buffers.windows.gather(held).cpu().numpy()
+            assert np.array_equal(got, want), f"wrong window KV before token {slots.size}"
 
     def begin(self, tokens: Any) -> Any:
         """Match a prompt and begin to load what slower tiers have of it."""
@@ -193,6 +212,9 @@ class Server:
         whole = tokens.size // PAGE * PAGE
         slots = tiers.allocate(whole - match.matched_len)
         state = cache.allocate_state() if isinstance(cache, StateCache) else None
+        if slots is not None and self.buffers.windows is not None and not self._windows(tiers, slots):
+            tiers.release(slots)
+            slots = None
         if slots is not None:
             self._compute(tokens, match.matched_len, np.asarray(slots), state)
             given = np.concatenate((np.asarray(match.slots), slots))
@@ -209,6 +231,14 @@ class Server:
         """Serve a prompt."""
         return self.end(self.begin(tokens))
 
+    def _windows(self, tiers: TieredCache, slots: Any) -> bool:
+        """Reserve window KV as a server does that computes a prompt in chunks: the first have left by its end."""
+        first = np.asarray(slots)[:-24]
+        held = tiers.hold_windows(slots[-24:])
+        if held and tiers.hold_windows(first):
+            tiers.free_windows(first)
+        return held
+
     def _compute(
         self, tokens: NDArray[np.int64], start: int, slots: NDArray[np.int64], state: int | None
     ) -> None:
@@ -220,6 +250,10 @@ class Server:
         if state is not None and self.buffers.states is not None and whole:
             last = rows(tokens[:whole], self.buffers.states.sizes, 1)[-1:]
             self.buffers.states.scatter(np.array([state]), torch.from_numpy(last))
+        if self.buffers.windows is not None:
+            held = self.tiers.window_rows(slots)
+            found = rows(tokens[:whole], self.buffers.windows.sizes, 2)[start:]
+            self.buffers.windows.scatter(held[held >= 0], torch.from_numpy(found[held >= 0]))
 
 
 class Prompts:

@@ -83,6 +83,7 @@ class WindowTree(RadixTree):
     Attributes:
         split_of: ``"own-pool"`` or ``"shared-pages"``.
         window: Tokens before the end of a match whose window KV must be cached.
+        tail: The same in whole pages.
         kept: Tokens before the end of a request, whole pages, whose window KV is kept, and that a match uses;
             in shared pages all that the request computed is kept, as in vLLM.
         kv_bytes: Bytes of the full KV of one token.
@@ -124,8 +125,8 @@ class WindowTree(RadixTree):
             raise SettingsError(f"model {binding.cost.spec.name!r} has no sliding windows to cache apart")
         # The token that is computed next attends to itself, which vLLM counts and SGLang does not.
         self.window = max(1, longest - 1) if window_capacity is None else longest
-        self._tail = -(-self.window // page) * page
-        self.kept = self._tail + page
+        self.tail = -(-self.window // page) * page
+        self.kept = self.tail + page
         self.chunk = -(-binding.cost.deployment.window_chunk // page) * page
         self.kv_bytes, self.window_bytes = token.kv_bytes, token.swa_bytes
         self.window_capacity = None if window_capacity is None else window_capacity // page * page
@@ -429,7 +430,7 @@ class WindowTree(RadixTree):
         """
         end = node.depth + node.tokens
         # As much as there is room for: all (in shared pages), one window and a page, or one window.
-        firsts = [max(start, end - self.kept), max(start, end - self._tail)]
+        firsts = [max(start, end - self.kept), max(start, end - self.tail)]
         if self.windows is self.pool:
             firsts.insert(0, start)
         for first in dict.fromkeys(firsts):
@@ -442,9 +443,9 @@ class WindowTree(RadixTree):
         for each in reversed(missing):
             if each.depth < first:
                 self.split(each, first - each.depth)
-            if fresh and each is node and each.tokens > self._tail:
+            if fresh and each is node and each.tokens > self.tail:
                 # So that a lock takes one window, and no more.
-                added.append(self.split(each, each.tokens - self._tail))
+                added.append(self.split(each, each.tokens - self.tail))
                 self._add_window(added[-1], beside)
             added.append(each)
             self._add_window(each, beside)

@@ -16,10 +16,11 @@ from costcache.tiers.writing import WRITINGS, Move, Price, Writing, make_writing
 if TYPE_CHECKING:
     from costcache.tiers.buffers import Buffers
     from costcache.tiers.cache import TieredCache, TieredMatch
+    from costcache.tiers.counters import TierCounters
     from costcache.tiers.layout import Layout, Part
-    from costcache.tiers.moving import Load, TierCounters
     from costcache.tiers.ranks import GroupRanks, Ranks
     from costcache.tiers.settings import TierSettings
+    from costcache.tiers.up import Load
 
 __all__ = [
     "WRITINGS",
@@ -44,10 +45,10 @@ _MODULES = {
     "Buffers": "buffers",
     "GroupRanks": "ranks",
     "Layout": "layout",
-    "Load": "moving",
+    "Load": "up",
     "Part": "layout",
     "Ranks": "ranks",
-    "TierCounters": "moving",
+    "TierCounters": "counters",
     "TierSettings": "settings",
     "TieredCache": "cache",
     "TieredMatch": "cache",

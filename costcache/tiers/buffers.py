@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Buffers", "Rows"]
 
 _CHUNK = 64 << 20
-"""Bytes that are gathered at once between a device and the host: enough to hide a kernel's launch per part."""
+"""Bytes that are gathered at once between a device and the host: enough to hide a launch per part."""
 _RUN = 32 << 10
 """Bytes of a run of neighbouring slots that are worth a copy of their own, on average."""
 
@@ -166,27 +166,56 @@ class Rows:
 
 
 class Buffers:
-    """The memory of one tier: rows for tokens, and rows for states.
+    """The memory of one tier: rows for tokens, and rows for what a request resumes from besides them.
 
     Attributes:
         tokens: Rows of tokens, by slot.
         states: Rows of states, by state slot; None for a model without any.
+        windows: Rows of window KV, where sliding windows are evicted apart; None elsewhere.
         pinned: Whether it is host memory that a device can copy to and from at full speed.
     """
 
-    def __init__(self, tokens: Sequence[Any], states: Sequence[Any] = (), *, pinned: bool = False) -> None:
+    def __init__(
+        self,
+        tokens: Sequence[Any],
+        states: Sequence[Any] = (),
+        windows: Sequence[Any] = (),
+        *,
+        pinned: bool = False,
+    ) -> None:
         """Take tensors whose first dimension is the slot, such as the KV pool of a server.
 
+        Args:
+            tokens: Tensors with a row for each slot of a token.
+            states: Tensors with a row for each state slot.
+            windows: Tensors with a row for each token that the pool of windows has room for.
+            pinned: Whether they are pinned host memory.
+
         Raises:
-            SettingsError: A tensor is not contiguous.
+            SettingsError: A tensor is not contiguous, or there are states and windows.
         """
+        if states and windows:
+            raise SettingsError("the buffers have rows of states and of windows: tiers keep one or the other")
         self.tokens = Rows(tokens)
         self.states = Rows(states) if states else None
+        self.windows = Rows(windows) if windows else None
         self.pinned = pinned
+
+    @property
+    def endings(self) -> Rows | None:
+        """The rows of states or of windows; None without either."""
+        return self.windows if self.states is None else self.states
 
     @classmethod
     def allocate(
-        cls, layout: Layout, slots: int, state_slots: int = 0, *, device: Any = "cpu", joined: bool = False
+        cls,
+        layout: Layout,
+        slots: int,
+        state_slots: int = 0,
+        window_slots: int = 0,
+        *,
+        device: Any = "cpu",
+        joined: bool = False,
     ) -> Buffers:
         """Allocate the memory of a layout.
 
@@ -196,6 +225,7 @@ class Buffers:
             layout: The layout.
             slots: Rows of tokens.
             state_slots: Rows of states.
+            window_slots: Rows of window KV.
             device: Where.
             joined: One tensor with all parts of a slot in a row, as a slower tier wants it.
 
@@ -208,30 +238,34 @@ class Buffers:
         pinned = where.type == "cpu" and torch.cuda.is_available()
 
         def make(parts: tuple[Part, ...], rows: int) -> list[Any]:
-            sizes = (
-                [sum(part.bytes for part in parts)] if joined and parts else [part.bytes for part in parts]
-            )
+            sizes = [part.bytes for part in parts]
+            if joined and sizes:
+                sizes = [sum(sizes)]
             return [
                 torch.empty((rows, size), dtype=torch.uint8, device=where, pin_memory=pinned)
                 for size in sizes
             ]
 
         try:
-            return cls(make(layout.tokens, slots), make(layout.states, state_slots), pinned=pinned)
-        except (
-            RuntimeError,
-            MemoryError,
-        ) as error:  # torch raises RuntimeError for memory that it cannot get
+            return cls(
+                make(layout.tokens, slots),
+                make(layout.states, state_slots),
+                make(layout.windows, window_slots),
+                pinned=pinned,
+            )
+        except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError where memory is refused
             size = slots * layout.token_bytes + state_slots * layout.state_bytes
+            size += window_slots * layout.window_bytes
             raise MemoryError(f"{size:,} bytes of {where.type} memory were refused: {error}") from error
 
     def layout(self) -> Layout:
         """The layout of these tensors, part by part without names."""
-        states = () if self.states is None else self.states.sizes
-        return Layout(
-            tuple(Part(str(number), size) for number, size in enumerate(self.tokens.sizes)),
-            tuple(Part(str(number), size) for number, size in enumerate(states)),
-        )
+
+        def parts(rows: Rows | None) -> tuple[Part, ...]:
+            sizes = () if rows is None else rows.sizes
+            return tuple(Part(str(number), size) for number, size in enumerate(sizes))
+
+        return Layout(parts(self.tokens), parts(self.states), parts(self.windows))
 
 
 def _runs(slots: NDArray[np.int64]) -> list[tuple[int, int, int]]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from costcache.tiers.copies import Copies
-from costcache.tiers.lower import place_of
+from costcache.tiers.tier import place_of
 from costcache.tiers.writing import WRITINGS
 from tests.tiers import LAYERS, MemoryStore, Server, plugins_with, rows
 
@@ -184,9 +184,15 @@ class Tiers(RuleBasedStateMachine):
         slots = mover.host.slots
         assert slots.free + slots.reserved + slots.cached == slots.capacity
         assert slots.cached == mover.host.pool.cached == sum(n.tokens for n in mover.host.tree.walk())
-        for tier in (mover.host, mover.disk):
-            if tier is not None:
-                assert tier.pool.used + tier.pool.reserved <= tier.pool.capacity
+        for tier in (mover.device, mover.host, mover.disk):
+            if tier is None:
+                continue
+            assert tier.pool.used + tier.pool.reserved <= tier.pool.capacity
+            pool = getattr(tier.tree, "windows", None)
+            if pool is not None:
+                assert pool.used + pool.reserved <= pool.capacity
+                if tier.windows is not None:
+                    assert tier.windows.used == pool.used + pool.reserved
         if mover.disk is not None:
             assert mover.disk.pool.cached == sum(n.tokens for n in mover.disk.tree.walk())
 
@@ -202,6 +208,11 @@ class Tiers(RuleBasedStateMachine):
             tokens = np.frombuffer(place_of(node).key, np.int64)
             got = mover.host.buffers.tokens.gather(node.slots).numpy()
             assert np.array_equal(got, rows(tokens, sizes)[node.depth :])
+            if node.window is not None:
+                held = mover.host.windows.of(node.slots)
+                got = mover.host.buffers.windows.gather(held).numpy()
+                want = rows(tokens, server.buffers.windows.sizes, 2)
+                assert np.array_equal(got, want[node.depth :])
 
     def teardown(self) -> None:
         if not hasattr(self, "server"):
@@ -217,6 +228,9 @@ class Tiers(RuleBasedStateMachine):
         assert server.cache.stats().protected == 0, "a copy left a pin on the device"
         assert mover.host.slots.reserved == 0
         assert mover.host.pool.pinned == 0
+        if server.buffers.windows is not None:
+            assert server.cache.window_pool.reserved == 0
+            assert mover.host.tree.windows.pinned == mover.host.tree.windows.reserved == 0
         if mover.disk is not None:
             assert mover.disk.pool.pinned == 0
             self._storage_agrees(mover.disk, store)
@@ -238,12 +252,23 @@ class Tiers(RuleBasedStateMachine):
                 start = node.depth + number * disk.page_size
                 page = want[start : start + disk.page_size].tobytes()
                 assert bytes(payload) == page, "a page has wrong bytes"
+            if node.window is None:
+                continue
+            want = rows(tokens, self.server.buffers.windows.sizes, 2)
+            for number, value in enumerate(node.hashes):
+                payload = disk.store.get(disk.window_key(value))
+                start = node.depth + number * disk.page_size
+                assert payload is not None or self.faulty, "acknowledged window KV was lost"
+                assert payload is None or bytes(payload) == want[start : start + disk.page_size].tobytes()
 
 
 def _known(disk: Any) -> set[bytes]:
     """Keys of everything that the tier believes to be in storage."""
     pages = {disk.page_key(value) for node in disk.tree.walk() for value in node.hashes}
-    return pages | set(disk._states.values()) | set(disk._orphans)
+    windows = {
+        disk.window_key(value) for node in disk.tree.walk() if node.window is not None for value in node.hashes
+    }
+    return pages | windows | set(disk._states.values()) | set(disk.left)
 
 
 logging.getLogger("costcache").addFilter(lambda record: "injected" not in record.getMessage())

@@ -154,7 +154,7 @@ def test_by_cost_loads_nothing_that_is_faster_to_compute() -> None:
     made.tiers.drain()
     made.serve(B)
     made.tiers.drain()
-    mover._host_line.link.bytes_per_second = 1.0  # as slow as can be
+    mover.lines[0].link.bytes_per_second = 1.0  # as slow as can be
     assert made.serve(A) < 32
     assert mover.counters["host"].loaded == 0
     made.tiers.close()
@@ -383,7 +383,7 @@ def test_a_kill_during_a_write_back_loses_nothing_that_was_acknowledged(
         assert mover is not None
         assert mover.disk is not None
         for key in map(bytes.fromhex, acknowledged):
-            assert key in mover.disk._orphans
+            assert key in mover.disk.left
             assert mover.disk.store.get(key) is not None
         prompts = Prompts(turn)
         for _ in range(30):
@@ -551,16 +551,33 @@ def test_buffers_and_cache_have_to_fit() -> None:
         Buffers([torch.zeros((4, 8))[:, ::2]])
 
 
-def test_a_cache_with_tokens_or_with_windows_apart_is_refused() -> None:
+def test_a_cache_with_tokens_is_refused() -> None:
     used = small()
     used.insert(A)
     with pytest.raises(SettingsError, match="the cache has 32 tokens: put the tiers below an empty one"):
         build(used, buffers_of())
-    apart = RadixCache(
-        model("windows"), 64, PAGE, "lru", window_pool_size=32, deployment=Deployment(page_size=PAGE)
-    )
-    with pytest.raises(SettingsError, match="evicts sliding windows apart"):
-        build(apart, buffers_of(64, "windows"))
+
+
+def test_windows_apart_need_rows_and_room_in_every_tier() -> None:
+    spec, page = model("apart"), Deployment(page_size=PAGE)
+
+    def apart(windows: int = 32) -> RadixCache:
+        return RadixCache(spec, 64, PAGE, "lru", window_pool_size=windows, deployment=page)
+
+    layout = Layout.of(spec, page, windows_apart=True)
+    with pytest.raises(SettingsError, match="have 16 rows of windows and the cache's pool of windows has 32"):
+        build(apart(), Buffers.allocate(layout, 64, 0, 16))
+    with pytest.raises(SettingsError, match="have 32 rows of windows and the cache's pool of windows has 0"):
+        build(
+            RadixCache(spec, 64, PAGE, "lru", deployment=page),
+            Buffers.allocate(layout, 64, 0, 32),
+        )
+    with pytest.raises(SettingsError, match=r"room for window KV of 4 tokens, and a request resumes from 8"):
+        build(apart(), Buffers.allocate(layout, 64, 0, 32), host=layout.token_bytes * 16)
+    with pytest.raises(SettingsError, match="rows of states and of windows"):
+        Buffers([torch.zeros(4, 8)], [torch.zeros(4, 8)], [torch.zeros(4, 8)])
+    with pytest.raises(ValueError, match="the cache has one pool"):
+        build(small(), buffers_of()).hold_windows([0])
 
 
 def test_it_works_without_a_host_tier_or_a_disk() -> None:
