@@ -163,9 +163,8 @@ class Server:
                 plugins=plugins,
             )
             self.buffers = Buffers.allocate(self.layout, slots, 0, windows or 0, device=device)
-            size = lambda tokens: tokens * kv + (  # noqa: E731
-                tokens * (windows or 0) // slots * self.layout.window_bytes
-            )
+            apart = self.layout.window_bytes * (windows or 0)
+            size = lambda tokens: tokens * kv + tokens * apart // slots  # noqa: E731
         self.tiers = TieredCache(
             self.cache, self.buffers, ranks=ranks, host=size(host), disk=size(disk), path=path, **settings
         )
@@ -232,7 +231,7 @@ class Server:
         return self.end(self.begin(tokens))
 
     def _windows(self, tiers: TieredCache, slots: Any) -> bool:
-        """Reserve window KV as a server does that computes a prompt in chunks: the first have left by its end."""
+        """Reserve window KV like a server that computes a prompt in chunks: the first have left by its end."""
         first = np.asarray(slots)[:-24]
         held = tiers.hold_windows(slots[-24:])
         if held and tiers.hold_windows(first):

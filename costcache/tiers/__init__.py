@@ -7,9 +7,9 @@ storage.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from costcache._lazy import lazily
 from costcache.tiers.links import Link
 from costcache.tiers.writing import WRITINGS, Move, Price, Writing, make_writing
 
@@ -55,10 +55,4 @@ _MODULES = {
 }
 """Names that need arrays, imported on first use: who decides alone needs none."""
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value  # the next access finds it without this function
-    return value
+__getattr__ = lazily(__name__, _MODULES)

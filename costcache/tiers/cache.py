@@ -468,8 +468,8 @@ def _check_buffers(cache: RadixCache | StateCache, buffers: Buffers) -> None:
     rows = 0 if buffers.windows is None else buffers.windows.slots
     if rows < wanted or (rows and not wanted):
         raise SettingsError(
-            f"the buffers have {rows} rows of windows and the cache's pool of windows has {wanted}: give a row "
-            "for each; a cache without window_pool_size needs none"
+            f"the buffers have {rows} rows of windows and the cache's pool of windows has {wanted}: give a "
+            "row for each; a cache without window_pool_size needs none"
         )
     if wanted and not buffers.tokens.row_bytes:
         raise SettingsError(f"every layer of {cache.model.name!r} slides: give no window_pool_size")

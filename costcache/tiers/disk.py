@@ -175,12 +175,11 @@ class DiskTier(LowerTier):
         before = at.hashes[-1] if at.hashes and at.end == start else None
         hashes = self.hashes(place, start, end, before)
         keys = self.ending_keys(place, end) if rows else []
-        if not self.writing.isdisjoint(keys):
-            return None
         missing = [
             number
             for number, key in enumerate(keys)
-            if not self._has_page_of_ending(at, end - (len(keys) - number) * self.page_size)
+            if key not in self.writing
+            and not self._has_page_of_ending(at, end - (len(keys) - number) * self.page_size)
         ]
         rows = sum(rows // len(keys) for _ in missing)
         tokens = end - start

@@ -266,7 +266,10 @@ def _known(disk: Any) -> set[bytes]:
     """Keys of everything that the tier believes to be in storage."""
     pages = {disk.page_key(value) for node in disk.tree.walk() for value in node.hashes}
     windows = {
-        disk.window_key(value) for node in disk.tree.walk() if node.window is not None for value in node.hashes
+        disk.window_key(value)
+        for node in disk.tree.walk()
+        if node.window is not None
+        for value in node.hashes
     }
     return pages | windows | set(disk._states.values()) | set(disk.left)
 

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costcache import Deployment, ModelSpec, RadixCache
+from costcache import Asker, Deployment, ModelSpec, RadixCache, RequestInfo
 from costcache.errors import PluginError, SettingsError
 from costcache.model import CompressedAttention
 from costcache.radix import StateCache
+from costcache.records import MOST_NAME
+from costcache.storage import StorageSpec
 from costcache.tiers import WRITINGS, Buffers, Layout, TieredCache
+from tests.property.kit import Finishing, Plugin, manager, policy
 from tests.tiers import LAYERS, PAGE, MemoryStore, Prompts, Server, model, plugins_with
 from tests.tiers_schedules import schedule
 
@@ -197,6 +200,136 @@ def test_a_pin_protects_what_is_being_copied() -> None:
     made.tiers.close()
 
 
+# -- sliding windows that are evicted apart ------------------------------------------------------
+
+
+def nodes(tree: Any) -> list[tuple[int, int, bool]]:
+    """Where each node begins and ends, and whether it has window KV."""
+    return [(node.depth, node.end, node.window is not None) for node in tree.walk()]
+
+
+@pytest.mark.parametrize("write", ["write_through", "write_back"])
+def test_window_kv_that_is_evicted_alone_is_loaded_alone(write: str) -> None:
+    made, _ = server("apart", slots=96, host=300, write=write)
+    longer = [*A, *B[:16]]
+    made.serve(A)
+    made.serve(longer)
+    made.tiers.drain()
+    made.cache.evict_windows(1000)
+    made.tiers.drain()
+    mover = made.tiers._mover
+    assert mover is not None
+    assert [end for _, end, window in nodes(mover.host.tree) if window] == [32, 48], "a window at each end"
+    assert [window for *_, window in nodes(made.cache._tree)] == [False] * 5
+    assert made.tiers.match_prefix(A).matched_len == 0, "the device has its KV, and cannot resume"
+    assert made.serve(A) == 32
+    assert mover.counters["host"].loaded == 0, "no token but window KV"
+    assert made.serve(longer) == 48
+    assert mover.counters["host"].loaded == 8, "the last page left with its window"
+    made.tiers.close()
+
+
+def test_a_window_that_two_prompts_share_is_in_storage_once() -> None:
+    made, store = server("apart", slots=96, host=300)
+    made.serve(A)
+    made.serve([*A, *B[:4]])
+    made.tiers.drain()
+    mover = made.tiers._mover
+    assert mover is not None
+    assert mover.disk is not None
+    windows = [key for key in store.values if key.endswith(b"w")]
+    assert len(windows) == 3, "two pages of window before token 32, and one more before token 36"
+    assert len(store.values) - len(windows) == 9
+    assert mover.disk.tree.windows.cached == 12  # type: ignore[attr-defined] # a tree with windows
+    made.tiers.close()
+
+
+def test_lost_window_kv_is_a_miss_and_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    made, store = server("apart", slots=40, host=40)
+    made.serve(A)
+    for start in (100, 200):
+        made.serve(list(range(start, start + 32)))
+        made.tiers.drain()
+    mover = made.tiers._mover
+    assert mover is not None
+    assert mover.disk is not None
+    key = mover.disk.ending_keys(made.tiers._place(A, None, None), 32)[1]
+    store.values[key] = store.values[key][:-1]
+    assert made.serve(A) == 0, "there is nothing to resume from"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    made.tiers.drain()
+    assert made.serve(A) == 32, "it was computed again"
+    made.tiers.drain()
+    assert key in store.values, "and written again"
+    made.tiers.close()
+
+
+def test_window_rows_are_held_freed_and_given_to_the_cache() -> None:
+    made, _ = server("apart")
+    tiers, pool = made.tiers, made.cache
+    slots = np.asarray(tiers.allocate(16))
+    assert (tiers.window_rows(slots) == -1).all()
+    assert tiers.hold_windows(slots)
+    assert not tiers.hold_windows(np.asarray(tiers.allocate(32))), "the pool has 32 rows"
+    tiers.free_windows(slots[:4])
+    assert pool.window_pool.reserved == 12
+    with pytest.raises(ValueError, match="slot 99 is not in the pool"):
+        tiers.insert(range(16), [*slots[:-1], 99])
+    assert pool.window_pool.reserved == 12, "nothing changed"
+    tiers.insert(range(16), slots)
+    assert pool.window_pool.reserved == 0
+    assert (tiers.window_rows(slots) >= 0).tolist() == [False] * 4 + [True] * 12
+    again = np.asarray(tiers.allocate(16))
+    assert tiers.hold_windows(again)
+    tiers.release(tiers.insert(range(16), again).duplicates)
+    assert (tiers.window_rows(again) == -1).all(), "the cache had its own"
+    tiers.reset()
+    assert (tiers.window_rows(slots) == -1).all()
+    tiers.close()
+
+
+# -- who asks ------------------------------------------------------------------------------------
+
+
+def test_the_policies_of_all_tiers_hear_who_asks_and_how_requests_end() -> None:
+    ended: list[tuple[Any, int]] = []
+    store = MemoryStore()
+    spec = StorageSpec(lambda path, capacity, settings: store, "for a test")
+    plugins = manager(
+        tested=Plugin(storage_backend=lambda: {"tested": spec}),
+        own=policy("own", lambda: Finishing(lambda request, info: ended.append((request.asker, info)))),
+    )
+    made = Server(
+        "mla", disk=400, path=Path("u"), storage="tested", plugins=plugins, policy="own", slots=64, host=96
+    )
+    tiers = made.tiers
+    first, second = Asker("a", "acme"), Asker("b", "x" * 300)
+    for number, asker in enumerate((first, second)):
+        match = tiers.match_prefix(A, number, asker=asker)
+        if not match.matched_len:
+            tiers.insert(A, tiers.allocate(32), number)
+        tiers.drain()
+        if number:
+            tiers.match_prefix(A, number)  # as a server that looks again: it need not say who asks twice
+        tiers.finish(number, RequestInfo(output_tokens=7, session=asker.session))
+    mover = tiers._mover
+    assert mover is not None
+    assert mover.disk is not None
+    for tier in (mover.device, mover.host, mover.disk):
+        (node,) = tier.tree.walk()
+        assert node.made_by == first
+        assert node.used_by is not None
+        assert node.used_by.session == "b"
+        assert len(node.used_by.tenant or "") == MOST_NAME
+    assert [(asker and asker.session, info.output_tokens) for asker, info in ended] == [
+        *[("a", 7)] * 3,
+        *[("b", 7)] * 3,
+    ]
+    assert not mover.host._requests
+    assert not mover.disk._requests
+    made.tiers.close()
+
+
 # -- loads ---------------------------------------------------------------------------------------
 
 
@@ -335,7 +468,7 @@ import sys
 from pathlib import Path
 from tests.tiers import Prompts, Server
 server = Server(sys.argv[1], write=sys.argv[2], slots=48, host=64, disk=100_000, path=Path(sys.argv[3]),
-                storage_settings={"durable": False})
+                storage=sys.argv[5], storage_settings={"durable": False})
 prompts = Prompts(int(sys.argv[4]))
 print("ready", flush=True)
 while True:
@@ -351,9 +484,11 @@ def test_a_kill_during_a_write_back_loses_nothing_that_was_acknowledged(
 ) -> None:
     chance = random.Random(5)
     for turn in range(2):
-        path, layout = tmp_path / str(turn), ("mla", "hybrid")[turn]
+        path, layout, storage = tmp_path / str(turn), ("apart", "hybrid")[turn], ("file", "lmdb")[turn]
+        if storage == "lmdb":
+            pytest.importorskip("lmdb")
         process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, layout, "write_back", str(path), str(turn)],
+            [sys.executable, "-c", SERVER, layout, "write_back", str(path), str(turn), storage],
             stdout=subprocess.PIPE,
             text=True,
             cwd=repo_root,
@@ -377,6 +512,7 @@ def test_a_kill_during_a_write_back_loses_nothing_that_was_acknowledged(
             host=64,
             disk=100_000,
             path=path,
+            storage=storage,
             storage_settings={"durable": False},
         )
         mover = again.tiers._mover
