@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from costcache import Deployment, ModelSpec, RadixCache
 from costcache.model import FullAttention, LatentAttention, SlidingWindow, StateSpace
 from costcache.plugins import PluginManager
+from costcache.pool import Pool
 from costcache.radix import StateCache
+from costcache.radix.tree import RadixTree
+from costcache.radix.windows import WindowTree
 from costcache.storage import StorageBackend, StorageSpec
 from costcache.tiers import Buffers, Layout, Ranks, TieredCache
 from tests.property.kit import Plugin, manager
@@ -74,6 +77,7 @@ class MemoryStore(StorageBackend):
         values: The values by key.
         refused: Error that every put raises; None for none.
         denied: Error that every get raises; None for none.
+        kept: Error that every delete raises; None for none.
         full: Whether puts find no room.
     """
 
@@ -81,6 +85,7 @@ class MemoryStore(StorageBackend):
         self.values: dict[bytes, bytes] = {}
         self.refused: BaseException | None = None
         self.denied: BaseException | None = None
+        self.kept: BaseException | None = None
         self.full = False
 
     def get(self, key: bytes) -> bytes | None:
@@ -96,6 +101,8 @@ class MemoryStore(StorageBackend):
         return not self.full
 
     def delete(self, key: bytes) -> None:
+        if self.kept is not None:
+            raise self.kept
         self.values.pop(key, None)
 
     def keys(self) -> Iterator[tuple[bytes, int]]:
@@ -103,6 +110,12 @@ class MemoryStore(StorageBackend):
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def window_pool(tree: RadixTree) -> Pool:
+    """The pool of window KV of a tree that evicts it apart."""
+    assert isinstance(tree, WindowTree)
+    return tree.windows
 
 
 def plugins_with(store: StorageBackend) -> PluginManager:
@@ -231,7 +244,7 @@ class Server:
         return self.end(self.begin(tokens))
 
     def _windows(self, tiers: TieredCache, slots: Any) -> bool:
-        """Reserve window KV like a server that computes a prompt in chunks: the first have left by its end."""
+        """Reserve window KV like a server that computes in chunks: the first have left by the end."""
         first = np.asarray(slots)[:-24]
         held = tiers.hold_windows(slots[-24:])
         if held and tiers.hold_windows(first):

@@ -26,6 +26,9 @@ class Down:
     """The copies from a tier to the next slower one.
 
     What stays where it is is pinned meanwhile. What is about to be evicted is read at once.
+
+    Attributes:
+        demotes: Whether the policy of writing copies what is about to be evicted.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Down:
         self._in_flight = in_flight
         self._arrived = arrived
         self._copies = writing.name != "write_back"
-        self._demotes = writing.name in {"write_back", "by_cost"}
+        self.demotes = writing.name in {"write_back", "by_cost"}
 
     def copy(self, node: Node) -> None:
         """Copy the prefix of a node that was made or used, as far as the policy of writing wants it."""
@@ -76,7 +79,7 @@ class Down:
     def demote(self, node: Node) -> None:
         """A node, its last tokens or its ending are about to be evicted: copy them if that is worth it."""
         source = self._source
-        if not self._demotes or node.parent is None or not source.ends(node):
+        if not self.demotes or node.parent is None or not source.ends(node):
             return  # nothing could resume from it
         place = place_of(node)
         at, start = self._reach(place)
@@ -122,9 +125,9 @@ class Down:
             return  # it is being settled whose it is
         if not tokens and place in line.writes:
             return  # its ending is on its way
-        rows = 0 if target.ends(target.find(place)) and not tokens else ending.size
-        if not tokens and not rows:
+        if not tokens and (not ending.size or target.ends(target.find(place))):
             return
+        rows = ending.size
         landing = target.land(place, start, rows) if self._may(tokens, rows) else None
         if landing is None:
             counters.skipped += tokens

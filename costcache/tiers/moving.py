@@ -60,7 +60,6 @@ class Mover:
         self.lines = lines
         self.counters = counters = {"host": TierCounters(), "disk": TierCounters()}
         self._ranks = ranks
-        self._learns = writing.name in {"write_back", "by_cost"}
         self._facts = facts = Facts(cost, layout, device.pool)
         self._to_disk: Down | None = None
         if disk is not None:
@@ -83,7 +82,7 @@ class Mover:
             self._to_disk.copy(node)
 
     def _leaves_host(self, node: Node) -> None:
-        if self._learns:
+        if self._to_host.demotes:
             host = self.host
             self._facts.evicted(host, self._facts.of(host, node, node.depth, host, self.lines[:1]))
         if self._to_disk is not None:
@@ -91,7 +90,7 @@ class Mover:
 
     def _leaves_disk(self, node: Node) -> None:
         disk = self.disk
-        if disk is not None and self._learns:
+        if disk is not None and self._to_host.demotes:
             self._facts.evicted(disk, self._facts.of(disk, node, node.depth, disk, self.lines[::-1]))
 
     # -- time --------------------------------------------------------------------------------

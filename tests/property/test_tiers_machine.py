@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from costcache.tiers.copies import Copies
 from costcache.tiers.tier import place_of
 from costcache.tiers.writing import WRITINGS
-from tests.tiers import LAYERS, MemoryStore, Server, plugins_with, rows
+from tests.tiers import LAYERS, MemoryStore, Server, plugins_with, rows, window_pool
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -121,7 +121,8 @@ class Tiers(RuleBasedStateMachine):
     @rule(denied=st.booleans())
     def permission(self, denied: bool) -> None:
         self.server.tiers.drain()
-        self.store.denied = PermissionError(errno.EACCES, "permission denied") if denied else None
+        error = PermissionError(errno.EACCES, "permission denied") if denied else None
+        self.store.denied = self.store.refused = self.store.kept = error
         self.faulty |= denied
 
     @rule(
@@ -208,11 +209,15 @@ class Tiers(RuleBasedStateMachine):
             tokens = np.frombuffer(place_of(node).key, np.int64)
             got = mover.host.buffers.tokens.gather(node.slots).numpy()
             assert np.array_equal(got, rows(tokens, sizes)[node.depth :])
-            if node.window is not None:
-                held = mover.host.windows.of(node.slots)
-                got = mover.host.buffers.windows.gather(held).numpy()
-                want = rows(tokens, server.buffers.windows.sizes, 2)
+            windows, held = mover.host.buffers.windows, mover.host.windows
+            if node.window is not None and windows is not None and held is not None:
+                got = windows.gather(held.of(node.slots)).numpy()
+                want = rows(tokens, self._window_sizes(), 2)
                 assert np.array_equal(got, want[node.depth :])
+
+    def _window_sizes(self) -> tuple[int, ...]:
+        windows = self.server.buffers.windows
+        return () if windows is None else windows.sizes
 
     def teardown(self) -> None:
         if not hasattr(self, "server"):
@@ -229,8 +234,9 @@ class Tiers(RuleBasedStateMachine):
         assert mover.host.slots.reserved == 0
         assert mover.host.pool.pinned == 0
         if server.buffers.windows is not None:
-            assert server.cache.window_pool.reserved == 0
-            assert mover.host.tree.windows.pinned == mover.host.tree.windows.reserved == 0
+            assert window_pool(server.cache._tree).reserved == 0
+            pool = window_pool(mover.host.tree)
+            assert pool.pinned == pool.reserved == 0
         if mover.disk is not None:
             assert mover.disk.pool.pinned == 0
             self._storage_agrees(mover.disk, store)
@@ -254,7 +260,7 @@ class Tiers(RuleBasedStateMachine):
                 assert bytes(payload) == page, "a page has wrong bytes"
             if node.window is None:
                 continue
-            want = rows(tokens, self.server.buffers.windows.sizes, 2)
+            want = rows(tokens, self._window_sizes(), 2)
             for number, value in enumerate(node.hashes):
                 payload = disk.store.get(disk.window_key(value))
                 start = node.depth + number * disk.page_size

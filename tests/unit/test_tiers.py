@@ -22,7 +22,7 @@ from costcache.records import MOST_NAME
 from costcache.storage import StorageSpec
 from costcache.tiers import WRITINGS, Buffers, Layout, TieredCache
 from tests.property.kit import Finishing, Plugin, manager, policy
-from tests.tiers import LAYERS, PAGE, MemoryStore, Prompts, Server, model, plugins_with
+from tests.tiers import LAYERS, PAGE, MemoryStore, Prompts, Server, model, plugins_with, window_pool
 from tests.tiers_schedules import schedule
 
 torch = pytest.importorskip("torch")
@@ -215,7 +215,8 @@ def test_window_kv_that_is_evicted_alone_is_loaded_alone(write: str) -> None:
     made.serve(A)
     made.serve(longer)
     made.tiers.drain()
-    made.cache.evict_windows(1000)
+    window_pool(made.cache._tree).evict(1000)
+    made.cache._collect()
     made.tiers.drain()
     mover = made.tiers._mover
     assert mover is not None
@@ -240,7 +241,7 @@ def test_a_window_that_two_prompts_share_is_in_storage_once() -> None:
     windows = [key for key in store.values if key.endswith(b"w")]
     assert len(windows) == 3, "two pages of window before token 32, and one more before token 36"
     assert len(store.values) - len(windows) == 9
-    assert mover.disk.tree.windows.cached == 12  # type: ignore[attr-defined] # a tree with windows
+    assert window_pool(mover.disk.tree).cached == 12
     made.tiers.close()
 
 
@@ -266,18 +267,18 @@ def test_lost_window_kv_is_a_miss_and_forgotten(caplog: pytest.LogCaptureFixture
 
 def test_window_rows_are_held_freed_and_given_to_the_cache() -> None:
     made, _ = server("apart")
-    tiers, pool = made.tiers, made.cache
+    tiers, pool = made.tiers, window_pool(made.cache._tree)
     slots = np.asarray(tiers.allocate(16))
     assert (tiers.window_rows(slots) == -1).all()
     assert tiers.hold_windows(slots)
     assert not tiers.hold_windows(np.asarray(tiers.allocate(32))), "the pool has 32 rows"
     tiers.free_windows(slots[:4])
-    assert pool.window_pool.reserved == 12
+    assert pool.reserved == 12
     with pytest.raises(ValueError, match="slot 99 is not in the pool"):
         tiers.insert(range(16), [*slots[:-1], 99])
-    assert pool.window_pool.reserved == 12, "nothing changed"
+    assert pool.reserved == 12, "nothing changed"
     tiers.insert(range(16), slots)
-    assert pool.window_pool.reserved == 0
+    assert pool.reserved == 0
     assert (tiers.window_rows(slots) >= 0).tolist() == [False] * 4 + [True] * 12
     again = np.asarray(tiers.allocate(16))
     assert tiers.hold_windows(again)
@@ -292,7 +293,7 @@ def test_window_rows_are_held_freed_and_given_to_the_cache() -> None:
 
 
 def test_the_policies_of_all_tiers_hear_who_asks_and_how_requests_end() -> None:
-    ended: list[tuple[Any, int]] = []
+    ended: list[tuple[Any, RequestInfo]] = []
     store = MemoryStore()
     spec = StorageSpec(lambda path, capacity, settings: store, "for a test")
     plugins = manager(
@@ -417,7 +418,8 @@ def test_namespaces_do_not_share_memory() -> None:
     tiers = made.tiers
     tiers.insert(A, tiers.allocate(32), extra_key="one")
     tiers.drain()
-    for names in ({}, {"extra_key": "two"}, {"cache_salt": "one"}):
+    kinds: tuple[dict[str, Any], ...] = ({}, {"extra_key": "two"}, {"cache_salt": "one"})
+    for names in kinds:
         match = tiers.match_prefix(A, **names)
         assert (match.matched_len, match.host_len, match.disk_len) == (0, 0, 0)
     match = tiers.match_prefix(A, extra_key="one")
@@ -461,6 +463,34 @@ def test_what_an_earlier_run_left_is_evicted_before_anything_else() -> None:
     assert made.tiers.cached("disk") == 48
     assert 0 < len(left & set(store.values)) < len(left)
     made.tiers.close()
+
+
+def test_what_is_written_again_is_no_leftover_any_more() -> None:
+    made, store = server("apart")
+    made.serve(A)
+    made.tiers.close()
+    pages = sorted(store.values)
+    first = made.tiers._place(A, None, None)
+    again = Server("apart", disk=400, path=Path("u"), storage="tested", plugins=plugins_with(store))
+    mover = again.tiers._mover
+    assert mover is not None
+    disk = mover.disk
+    assert disk is not None
+    del store.values[disk.page_key(disk.hashes(first, 4, 8)[0])]
+    again.tiers.close()
+    again = Server("apart", disk=400, path=Path("u"), storage="tested", plugins=plugins_with(store))
+    mover = again.tiers._mover
+    assert mover is not None
+    disk = mover.disk
+    assert disk is not None
+    assert again.serve(A) == 0, "the chain is broken at its second page"
+    again.tiers.drain()
+    assert not disk.left, "what follows the gap was written again"
+    disk._evict_leftovers(10**6, 10**6)
+    again.tiers.drain()
+    assert sorted(store.values) == pages
+    assert again.serve(A) == 32
+    again.tiers.close()
 
 
 SERVER = """
