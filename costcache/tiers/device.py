@@ -46,6 +46,16 @@ class DeviceTier(Tier):
     def hold_windows(self, slots: NDArray[np.int64]) -> bool:
         """Give reserved slots room for their window KV, evicting for it; False if there is none."""
         windows = self._windows()
+        if slots.size % self.page_size:
+            raise ValueError(f"there are {slots.size} slots: give those of whole pages of {self.page_size}")
+        if not slots.size:
+            return True
+        self.cache._slots.check_reserved(slots, "hold window KV")
+        held = windows.held(slots)
+        if held.any():
+            raise ValueError(f"slot {slots[held][0]} holds window KV already: hold it once")
+        if np.unique(slots).size < slots.size:
+            raise ValueError("a slot is named twice: name each once")
         if not self.cache.reserve_windows(slots.size):
             return False
         rows = windows.allocate(slots.size)
@@ -57,13 +67,27 @@ class DeviceTier(Tier):
 
     def free_windows(self, slots: NDArray[np.int64]) -> None:
         """Free the window KV of a running request's slots, as far as they have any."""
-        windows = self._windows()
+        self._windows()
+        if slots.size:
+            self.cache._slots.check_reserved(slots, "free window KV")
+            self._free_held(slots)
+
+    def release(self, slots: Any) -> None:
+        """Free reserved slots, with the window KV that they hold."""
+        self.cache.release(slots)
+        if self.windows is not None:
+            self._free_held(as_int64(slots, "slots"))
+
+    def _free_held(self, slots: NDArray[np.int64]) -> None:
+        windows, slots = self._windows(), np.unique(slots)
         held = slots[windows.held(slots)]
         windows.free(held)
         self.cache.release_windows(held.size)
 
     def window_rows(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows of window KV of tokens by their slots; -1 for those without."""
+        if slots.size and (slots.min() < 0 or slots.max() >= self.cache.pool_size):
+            raise ValueError(f"a slot is not in the pool: slots go from 0 to {self.cache.pool_size - 1}")
         return self._windows().of(slots)
 
     def _windows(self) -> WindowRows:

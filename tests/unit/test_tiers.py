@@ -272,6 +272,19 @@ def test_window_rows_are_held_freed_and_given_to_the_cache() -> None:
     assert (tiers.window_rows(slots) == -1).all()
     assert tiers.hold_windows(slots)
     assert not tiers.hold_windows(np.asarray(tiers.allocate(32))), "the pool has 32 rows"
+    cached = made.cache.insert([7] * PAGE).node.slots
+    for wrong, why in (
+        (slots[:4], "holds window KV already"),
+        ([*slots[:3], -1], "slot -1 is not in the pool"),
+        (slots[:3], "whole pages of 4"),
+        (cached, "in the cache: only slots that a request has reserved can hold window KV"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            tiers.hold_windows(wrong)
+    with pytest.raises(ValueError, match="can free window KV"):
+        tiers.free_windows(cached)
+    with pytest.raises(ValueError, match="a slot is not in the pool"):
+        tiers.window_rows([64])
     tiers.free_windows(slots[:4])
     assert pool.reserved == 12
     with pytest.raises(ValueError, match="slot 99 is not in the pool"):
