@@ -32,6 +32,7 @@ import pytest
 from tests.docs.pages import REPO, Block, Page, pages
 
 RUN = ("python", "console")
+MARKS = ("torch", "traces", "samples", "output", "shown", "said")
 # What anybody gets in a pipe: without colours, without a locale, and without a network.
 OFFLINE = "http://127.0.0.1:9"
 ENVIRONMENT = {
@@ -161,5 +162,7 @@ def test_every_block_has_a_known_language_and_marks(page: Page) -> None:
     for block in page.blocks():
         assert block.language in (*RUN, "json", "text", "toml"), f"{page.name}:{block.line}"
         for mark in block.marks:
-            known = mark in ("torch", "traces", "samples", "output", "shown", "said") or mark.startswith("file=")
+            known = mark in ("torch", "traces", "samples", "output", "shown", "said") or mark.startswith(
+                "file="
+            )
             assert known, f"{page.name}:{block.line}: {mark}"

@@ -1,7 +1,7 @@
 """Every command in a block that is not run as it stands does what the page says, with files that stand in.
 
-They run as for a new user: 80 columns, a pipe, no locale and no network. Servers' commands are checked beside their servers, in
-``tests/sglang`` and ``tests/vllm``.
+They run as for a new user: 80 columns, a pipe, no locale and no network. Servers' commands are checked beside
+their servers, in ``tests/sglang`` and ``tests/vllm``.
 """
 
 from __future__ import annotations
@@ -158,11 +158,11 @@ def test_what_is_installed_is_there(command: Command) -> None:
 
 def scripts() -> list[Command]:
     """The commands of results, which name what made them."""
-    found = []
-    for page in sorted((REPO / "benchmarks" / "results").glob("*.md")):
-        for line in re.findall(r"^ {4}(python benchmarks/.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
-            found.append(Command(page.name, tuple(shlex.split(line)), line))
-    return found
+    return [
+        Command(page.name, tuple(shlex.split(line)), line)
+        for page in sorted((REPO / "benchmarks" / "results").glob("*.md"))
+        for line in re.findall(r"^ {4}(python benchmarks/.*)$", page.read_text("utf-8"), re.MULTILINE)
+    ]
 
 
 @pytest.mark.parametrize("command", scripts(), ids=str)

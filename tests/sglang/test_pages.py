@@ -1,4 +1,4 @@
-"""The servers' commands that the pages show: SGLang's command line takes them, and costcache their settings."""
+"""The servers' commands of the pages: SGLang's command line takes them, and costcache their settings."""
 
 from __future__ import annotations
 
