@@ -145,6 +145,7 @@ compiled: $(COMPILED)/.built
 # What compiling cannot change is not tested again: the command line, readers of files, models and their costs.
 NOT_COMPILED := cli cli_* cost cost_* gpu_benchmark model model_* planning plugins_doctor plugins_loading plugins_matching \
 	prior recordings report samples settings sizes storage sweep sweep_ray trace trace_* watch_server workloads
+NOT_COMPILED_SGLANG := model_pools names pages registration
 COMPILED_ENV := HYPOTHESIS_PROFILE=ci PYTHONPATH=$(CURDIR)/$(COMPILED) COSTCACHE_TESTED=compiled
 
 test-compiled: test-compiled-core test-compiled-sglang
@@ -154,7 +155,8 @@ test-compiled-core: $(VENV)/.dev $(COMPILED)/.built
 		$(foreach name,$(NOT_COMPILED),--ignore-glob='tests/unit/test_$(name).py') -p no:cacheprovider $(PYTEST_ARGS)
 
 test-compiled-sglang: $(SGLANG_VENV)/.sglang $(COMPILED)/.built
-	$(COMPILED_ENV) $(SGLANG_BIN)/pytest tests/sglang -m "not engine" -p no:cacheprovider $(PYTEST_ARGS)
+	$(COMPILED_ENV) $(SGLANG_BIN)/pytest tests/sglang -m "not engine" \
+		$(NOT_COMPILED_SGLANG:%=--ignore=tests/sglang/test_%.py) -p no:cacheprovider $(PYTEST_ARGS)
 
 # Each part keeps a processor busy, so -j takes their number. The longest come first, and the short ones fill what is
 # left at the end. Parts that wait for nothing else run side by side: their output is printed when they have ended.
