@@ -31,7 +31,7 @@ from costcache.sim.extents import ROOT, Extents
 from costcache.sim.load import Load, load_kind
 from costcache.sim.loop import PER_REPORT, no_collector
 from costcache.sim.requests import RequestInfos
-from costcache.tiers import Link, Move, Writing
+from costcache.tiers import Link, Move, Price, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,8 +151,8 @@ class _Tier:
     Attributes:
         records: Its records, by extent.
         used: Bytes of those that it holds.
-        price: Seconds per byte that what was evicted lately was expected to save.
-        stays: Seconds that it had stayed.
+        price: What room in it costs.
+        stays: Seconds that what was evicted lately had stayed.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class _Tier:
         self.token_bytes, self.state_bytes = token_bytes, state_bytes
         self.records: dict[int, _Extent] = {}
         self.used = 0
-        self.price = 0.0
+        self.price = Price()
         self.stays = math.inf
         self._orphans: dict[int, list[_Extent]] = {}
         self._evicts = evicts
@@ -613,8 +613,7 @@ class Tiers:
             tier = self.tiers[level]
             size = tier.size(record.extent, record.has_state)
             self.moved[level].evicted += size
-            worth = self._move(record, level, record.has_state, waits=False).worth
-            tier.price = tier.price * _KEEPS + worth / size * (1 - _KEEPS)
+            tier.price.evicted(self._move(record, level, record.has_state, waits=False))
             stayed = max(0.0, self.now - record.since)
             tier.stays = stayed if tier.stays == math.inf else tier.stays * _KEEPS + stayed * (1 - _KEEPS)
             self._leave(record, level + 1)
@@ -628,7 +627,6 @@ class Tiers:
         sizes = [0] * len(self.tiers)
         sizes[level] = size
         reload = self._reload_seconds(sizes, queued=False)
-        full = tier.used + size > tier.capacity
         start = self._resumes_before(copy, level) if self.has_states else copy.depth
         recompute = self.prefill.more(copy.end - start, start)
         if self.has_states and not has_state and not copy.live_children:
@@ -646,8 +644,7 @@ class Tiers:
             reload,
             chance=tier.pool.reuse_chance(copy, tier.stays),
             write=self.down[level].seconds(size, self.now) if waits else 0.0,
-            # Without a forecast, what is displaced is worth as much as what displaces it, or more.
-            displaced=tier.price * size if full and tier.pool.order.forecasts else 0.0,
+            displaced=tier.price.displaced(tier.used + size - tier.capacity, tier.pool.order),
             followed=copy.live_children > 0,
         )
 

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from costcache.tiers.links import Link
-from costcache.tiers.writing import WRITINGS, Move, Writing, make_writing
+from costcache.tiers.writing import WRITINGS, Move, Price, Writing, make_writing
 
 if TYPE_CHECKING:
     from costcache.tiers.buffers import Buffers
@@ -30,6 +30,7 @@ __all__ = [
     "Load",
     "Move",
     "Part",
+    "Price",
     "Ranks",
     "TierCounters",
     "TierSettings",

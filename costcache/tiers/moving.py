@@ -21,7 +21,7 @@ from costcache.tiers.buffers import Rows, packed
 from costcache.tiers.copies import Copies, Job
 from costcache.tiers.links import Link
 from costcache.tiers.lower import DiskTier, HostTier, LowerTier, Place, place_of
-from costcache.tiers.writing import Move, Writing
+from costcache.tiers.writing import Move, Price, Writing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,6 +106,7 @@ class Load:
         cancelled: Whether nobody wants it any more.
         loaded: Tokens that were copied to the device.
         node: The device's node at its end, locked until the load is resumed or cancelled; None before.
+        owner: The cache that began it.
     """
 
     def __init__(self, place: Place, start: int, end: int, request: Hashable) -> None:
@@ -117,6 +118,7 @@ class Load:
         self.cancelled = False
         self.loaded = 0
         self.node: Node | None = None
+        self.owner: object = None
         self._line: Line | None = None
         self._until = 0
 
@@ -192,7 +194,7 @@ class Mover:
         self._pool: Pool = device._pool
         self._page_size: int = device.page_size
         self._nobody = RequestRecord(0)
-        self._lost_worth = {"host": 0.0, "disk": 0.0}
+        self._prices = {"host": Price(), "disk": Price()}
         self._copies = writing.name != "write_back"
         self._demotes = writing.name in {"write_back", "by_cost"}
 
@@ -211,6 +213,7 @@ class Mover:
             reload += via.link.seconds(size, 0.0)
         pool = tier.pool
         units = tokens * pool.token_units + (pool.state_units if node.state is not None else 0)
+        missing = size * (units - pool.free) / units if units > pool.free else 0.0
         return Move(
             tokens=tokens,
             size=size,
@@ -219,7 +222,7 @@ class Mover:
             reload=reload,
             chance=self._pool.reuse_chance(node),
             write=size / line.link.bytes_per_second,
-            displaced=0.0 if units <= pool.free else self._lost_worth[tier.name] * tokens,
+            displaced=self._prices[tier.name].displaced(missing, self._pool.order),
         )
 
     def _reach(self, node: Node, tier: LowerTier, line: Line) -> tuple[Place, Node, int]:
@@ -227,11 +230,6 @@ class Mover:
         place = place_of(node)
         at = tier.find(place)
         return place, at, max(at.end, line.covered(place, tier.tree.page_bytes, self._page_size))
-
-    def _evicted(self, name: str, move: Move) -> None:
-        """Learn from an eviction of a tier what a token is worth that has to go there for another."""
-        if move.tokens:
-            self._lost_worth[name] += (move.worth / move.tokens - self._lost_worth[name]) / 16
 
     # -- down: device to host ----------------------------------------------------------------
 
@@ -356,7 +354,7 @@ class Mover:
         disk, line = self.disk, self._disk_line
         if not self._demotes or node.parent is None:
             return
-        self._evicted("host", self._move(node, node.depth, self._host_line, self.host))
+        self._prices["host"].evicted(self._move(node, node.depth, self._host_line, self.host))
         if disk is None or line is None:
             return
         if disk.has_states and node.state is None:
@@ -374,7 +372,7 @@ class Mover:
         """A node of the disk is about to be evicted."""
         disk, line = self.disk, self._disk_line
         if disk is not None and line is not None:
-            self._evicted("disk", self._move(node, node.depth, line, disk, self._host_line))
+            self._prices["disk"].evicted(self._move(node, node.depth, line, disk, self._host_line))
 
     def _to_disk(self, node: Node, place: Place, start: int, *, pinned: bool) -> None:
         host, disk, line = self.host, self.disk, self._disk_line

@@ -160,6 +160,19 @@ def test_by_cost_loads_nothing_that_is_faster_to_compute() -> None:
     made.tiers.close()
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_without_a_forecast_no_copy_pays_for_what_it_displaces(policy: str) -> None:
+    """All prompts are worth the same by the prior, so the price would be that of the copy itself."""
+    made, _ = server(slots=40, host=100, disk=100, write="by_cost", policy=policy)
+    for start in range(0, 3200, 100):
+        made.serve(list(range(start, start + 32)))
+        made.tiers.drain()
+    for counters in made.tiers.counters.values():
+        assert counters.written > 600
+        assert counters.refused == 0
+    made.tiers.close()
+
+
 def test_what_would_exceed_the_bytes_in_flight_is_not_copied() -> None:
     made, _ = server(in_flight=10)
     made.serve(A)
