@@ -82,12 +82,12 @@ MISUSE: dict[str, Callable[[Any], Any]] = {
     "refresh a node of another cache": lambda cache: cache.refresh(foreign()),
     "lock the root of another cache": lambda cache: cache.lock(foreign().parent),
     "unlock the root of another cache": lambda cache: cache.unlock(foreign().parent),
-    "lock a string": lambda cache: cache.lock("node"),  # type: ignore[arg-type] # the point
-    "lock None": lambda cache: cache.lock(None),  # type: ignore[arg-type] # the point
-    "lock a match": lambda cache: cache.lock(cache.match_prefix(range(4))),  # type: ignore[arg-type] # the point
-    "unlock a string": lambda cache: cache.unlock("node"),  # type: ignore[arg-type] # the point
+    "lock a string": lambda cache: cache.lock("node"),
+    "lock None": lambda cache: cache.lock(None),
+    "lock a match": lambda cache: cache.lock(cache.match_prefix(range(4))),
+    "unlock a string": lambda cache: cache.unlock("node"),
     "unlock what is not locked": lambda cache: cache.unlock(cache.match_prefix(range(10)).node),
-    "refresh a number": lambda cache: cache.refresh(3),  # type: ignore[arg-type] # the point
+    "refresh a number": lambda cache: cache.refresh(3),
     "slots of words": lambda cache: cache.insert(range(200, 203), ["a", "b", "c"]),
     "slots of floats": lambda cache: cache.insert(range(200, 203), [1.0, 2.0, 3.0]),
     "slots of truths": lambda cache: cache.insert(range(200, 203), [True, False, True]),
@@ -106,15 +106,15 @@ MISUSE: dict[str, Callable[[Any], Any]] = {
     "release what is cached": lambda cache: cache.release([slot_of(cache)]),
     "release huge slots": lambda cache: cache.release(np.array([BIG], np.uint64)),
     "release words": lambda cache: cache.release(["a"]),
-    "allocate words": lambda cache: cache.allocate("3"),  # type: ignore[arg-type] # the point
+    "allocate words": lambda cache: cache.allocate("3"),
     "allocate less than none": lambda cache: cache.allocate(-1),
-    "evict half a token": lambda cache: cache.evict(0.5),  # type: ignore[arg-type] # the point
+    "evict half a token": lambda cache: cache.evict(0.5),
     "a reason that is no string": lambda cache: cache.finish("running", RequestInfo(finish_reason=3)),  # type: ignore[arg-type] # the point
-    "an info that is a dict": lambda cache: cache.finish("running", {"output_tokens": 3}),  # type: ignore[arg-type] # the point
-    "an info that is a tuple": lambda cache: cache.finish("running", (3,)),  # type: ignore[arg-type] # the point
+    "an info that is a dict": lambda cache: cache.finish("running", {"output_tokens": 3}),
+    "an info that is a tuple": lambda cache: cache.finish("running", (3,)),
     "the end of nobody": lambda cache: cache.finish("nobody"),
-    "a name that cannot be hashed": lambda cache: cache.match_prefix(range(3), []),  # type: ignore[arg-type] # the point
-    "a priority in words": lambda cache: cache.insert(range(5), priority="high"),  # type: ignore[arg-type] # the point
+    "a name that cannot be hashed": lambda cache: cache.match_prefix(range(3), []),
+    "a priority in words": lambda cache: cache.insert(range(5), priority="high"),
 }
 
 
