@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, SupportsIndex
 
 from costcache.errors import PluginError
-from costcache.eviction import Eviction, EvictionCounters, Refused
+from costcache.eviction import Eviction, EvictionCounters, Refused, class_of_uses
 from costcache.guard import HookGuard, OrderGuard
 from costcache.orders import VictimOrder, overridden
 from costcache.records import (
@@ -235,6 +235,8 @@ class Pool:
         if self.book is not self:
             return  # follows the pool that has the records
         self._dropped += self._guard.fallbacks
+        if self.live:
+            self.counters.resets += 1
         for record in self.live.values():
             record.parent = None
             record.state = None
@@ -822,7 +824,7 @@ class Pool:
 
     def _free_victims(self, eviction: Eviction) -> None:
         guard, take, goal, freed = self.book._guard, self.take, eviction.goal, 0
-        victims, trims = eviction._victims, 0
+        victims, trims, by_uses = eviction._victims, 0, self.counters.by_uses
         deferred: dict[int, Victim] = {}
         locked = False
         while freed < goal:
@@ -837,6 +839,7 @@ class Pool:
                 trimmed = action is _DELETE and record.parent is not None
                 trims += trimmed
                 victims.append((record.serial, end - got, got, trimmed, uses, recency))
+                by_uses[class_of_uses(uses)] += 1
             elif got is Refused.NOT_A_LEAF:
                 guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")
             else:
