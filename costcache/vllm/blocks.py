@@ -155,13 +155,14 @@ class Blocks:
             return
         try:
             life = life_of(request, runs.pool)
-            if life.held is None:
-                life.held = runs.hold(life.record)
+            held = life.held
+            if held is None:
+                held = life.held = runs.hold(life.record)
                 if found and not life.record.counted:  # a resumed request finds its own tokens
                     life.record.matched = count * runs.size
-            if new is not None:
-                runs.advance(life.held, blocks, new, found=True)
-            runs.advance(life.held, blocks, count, found=found, new=new is not None)
+            if new is not None and held.length < new:
+                runs.advance(held, blocks, new, found=True)
+            runs.advance(held, blocks, count, found=found, new=new is not None)
         except Exception as error:
             self.give_up("following a request", error)
 

@@ -266,8 +266,10 @@ class Runs:
             pool.clock.accesses += len(run.blocks)
             pool.use([run], held.request)
         pool.unpin(held.run)
-        if any(run.locks and not run.blocks[0].ref_cnt for run in path):
-            self._settle()  # another request holds a copy, and the rest of its path was moved away from there
+        for run in path:
+            if run.locks and not run.blocks[0].ref_cnt:
+                self._settle()  # another request holds a copy: the rest of its path was moved away from there
+                break
         if held.info is not None:
             pool.finish(held.request, held.info)
 
