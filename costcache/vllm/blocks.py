@@ -253,9 +253,11 @@ class Blocks:
         blocks = self._group.req_to_blocks.get(name)
         if runs is None or not blocks:
             return None
-        self.follow(request, blocks, self._group.num_cached_block.get(name, 0))
+        count = self._group.num_cached_block.get(name, 0)
         try:
             life = life_of(request, runs.pool)
+            if life.held is None or life.held.length < count:
+                self.follow(request, blocks, count)
             held, life.held = life.held, None
             if held is not None and runs.pool.hears_finish and request.is_finished():
                 held.info = info(request, life.record)
