@@ -10,13 +10,18 @@ Sources: write-through, write-back and selective write-through are those of SGLa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from costcache.errors import SettingsError
 
-__all__ = ["WRITINGS", "ByCost", "Move", "WriteBack", "WriteThrough", "Writing", "make_writing"]
+if TYPE_CHECKING:
+    from costcache.orders import VictimOrder
+
+__all__ = ["WRITINGS", "ByCost", "Move", "Price", "WriteBack", "WriteThrough", "Writing", "make_writing"]
 
 _SELECTIVE_USES = 2
+_FADING = 0.98
+"""Share of its weight that what was evicted before keeps at each eviction."""
 
 
 class Move(NamedTuple):
@@ -33,8 +38,8 @@ class Move(NamedTuple):
         reload: Seconds to load it back, the queue on the link included.
         chance: Chance that it is used again while the tier below would keep it.
         write: Seconds for which the write would occupy the link or keep an eviction waiting.
-        displaced: Seconds that what it displaces in the tier below would be expected to save; 0 while that
-            tier has room.
+        displaced: Seconds that what it displaces in the tier below would be expected to save, see
+            :class:`Price`; 0 while that tier has room.
         followed: Whether the tier below holds what follows the run, which is no use without it.
     """
 
@@ -57,6 +62,38 @@ class Move(NamedTuple):
     def worth(self) -> float:
         """Seconds that a copy in the tier below is expected to save."""
         return self.chance * self.saves
+
+
+class Price:
+    """What room in a full tier costs: the seconds that what it evicted lately was expected to save.
+
+    The latest victims weigh most. A copy pays it by the byte, and only under an order that forecasts: without
+    a forecast, the victim is worth as much as what takes its room, or more, since a prior does not fall with
+    age. Nothing would be copied then that is used as often as what it displaces.
+    """
+
+    __slots__ = ("_bytes", "_worth")
+
+    def __init__(self) -> None:
+        """Room is free until something was evicted."""
+        self._bytes = 0.0
+        self._worth = 0.0
+
+    def evicted(self, move: Move) -> None:
+        """Learn from an eviction of the tier, by the facts of what is evicted."""
+        self._bytes = self._bytes * _FADING + move.size
+        self._worth = self._worth * _FADING + move.worth
+
+    def displaced(self, missing: float, order: VictimOrder) -> float:
+        """Seconds that are lost with what is displaced.
+
+        Args:
+            missing: Bytes of the copy for which the tier has no room.
+            order: The order that the chances come from.
+        """
+        if missing <= 0.0 or not self._bytes or not order.forecasts:
+            return 0.0
+        return missing * self._worth / self._bytes
 
 
 class Writing(Protocol):
