@@ -281,8 +281,8 @@ class Hazard(VictimOrder):
         if estimate is None:
             return None
         forecast = self._forecast
-        if forecast is None or forecast.estimate is not estimate:
-            forecast = self._forecast = Forecast(estimate)
+        if forecast is None or forecast.of is not estimate:
+            forecast = self._forecast = Forecast(estimate.shares(), estimate)
         within = min(within, intake.watched)
         expected, tokens = 0.0, 0
         for piece in pieces:
