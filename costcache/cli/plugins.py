@@ -118,7 +118,7 @@ def _print_report(report: Report) -> None:
             plugin.name,
             plugin.source,
             plugin.distribution or "-",
-            ", ".join([*plugin.policies, *plugin.trace_formats]) or "-",
+            ", ".join([*plugin.policies, *plugin.trace_formats, *plugin.storage]) or "-",
             ", ".join(f"{model}: {claim}" for model, claim in plugin.claims.items()) or "-",
             f"{tried.count('passed')} of {len(tried)}" if tried else "-",
         )

@@ -113,7 +113,7 @@ class SimulateOptions(Options):
 @model_options(
     ServingSettings,
     "server",
-    *("concurrency", "decode_seconds", "rate", "load", "service", "outputs"),
+    *("concurrency", "decode_seconds", "rate", "load", "service", "clock", "outputs"),
     prefix="With --serving, ",
 )
 @model_options(
@@ -290,7 +290,7 @@ def _tiered(
                 "kv_bytes_per_token": simulator.cost.token.kv_bytes,
                 "state_bytes": simulator.cost.token.state_bytes,
                 "tiers": tiers.model_dump(),
-                "serving": server.model_dump(exclude={"outputs", "service"}),
+                "serving": server.model_dump(exclude={"outputs", "service", "clock"}),
                 "prefill": simulator.prefill.model_dump(),
                 "warmup": simulator.warmup,
             }

@@ -22,7 +22,7 @@ from costcache.cost import longest_window
 from costcache.errors import SettingsError
 from costcache.eviction import Refused
 from costcache.radix.node import Node
-from costcache.radix.tree import NEVER, RadixTree
+from costcache.radix.tree import RadixTree
 from costcache.records import NodeRecord, PoolState, RequestInfo, RequestRecord, Victim
 
 if TYPE_CHECKING:
@@ -142,7 +142,6 @@ class WindowTree(RadixTree):
         # Starts of the locked windows that reach into a node, by its serial number.
         self._locked: dict[int, list[int]] = {}
         super().__init__(binding, capacity, page_bytes=page_bytes)
-        self.merge_from = NEVER  # a window's record belongs to its node
 
     def _make_pool(self, capacity: int) -> Pool:
         binding = self.binding
@@ -407,6 +406,40 @@ class WindowTree(RadixTree):
         else:
             windows.unlock(part)
         return prefix
+
+    def joins(self, first: Node, before: Node, node: Node) -> bool:
+        """Whether a node may take over the tokens before it: either all have window KV, or none has.
+
+        Window KV is joined if it is of the same age, about as often used and as much locked, and within one
+        window, so that a lock still takes little more than that.
+        """
+        part, record = before.window, node.window
+        if part is None or record is None:
+            return part is record
+        oldest = first.window
+        return (
+            oldest is not None
+            and part.recency == record.recency
+            and part.priority == record.priority
+            and part.pins == record.pins
+            # Unlike nodes, windows may be used more often than those before them.
+            and self.merge_alike * abs(oldest.uses - record.uses) <= max(oldest.uses, record.uses)
+            and node.depth + node.tokens - first.depth <= self._tail
+        )
+
+    def take_over(self, prefix: Node, tail: Node) -> None:
+        """Give the tokens of a node, and their window KV, to its only child."""
+        super().take_over(prefix, tail)
+        self._locked.pop(prefix.serial, None)  # whatever reaches into the prefix reaches into the tail
+        part, record = prefix.window, tail.window
+        if part is None or record is None:
+            return
+        windows, tokens = self.windows, part.tokens
+        prefix.window = None
+        if part.pins:
+            windows.unpin(part)
+            windows.pinned += tokens  # by the lock of the tail
+        windows.merge(part, record, flat=True)
 
     def keep_window(
         self, node: Node, start: int, request: RequestRecord, *, fresh: bool = False, watermark: bool = True

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from costcache.errors import SettingsError
-from costcache.radix.cache import RadixCache
+from costcache.radix.cache import RadixCache, exclusive
 from costcache.radix.keys import as_int64, as_key
 from costcache.radix.statecache import StateCache
 from costcache.radix.states import StateTree
@@ -128,6 +128,7 @@ class TieredCache:
         self._mover: Mover | None = None
         self._store: SealedStore | None = None
         self._lines: list[Line] = []
+        self._busy = False
         try:
             self._build(buffers)
         except BaseException:
@@ -229,6 +230,7 @@ class TieredCache:
 
     # -- requests ----------------------------------------------------------------------------
 
+    @exclusive
     def match_prefix(
         self,
         tokens: Any,
@@ -241,6 +243,11 @@ class TieredCache:
 
         The arguments are those of :meth:`costcache.RadixCache.match_prefix`.
         """
+        return self._match(tokens, request, extra_key, cache_salt)
+
+    def _match(
+        self, tokens: Any, request: Hashable, extra_key: str | None, cache_salt: str | None
+    ) -> TieredMatch:
         device = self.device.match_prefix(tokens, request, extra_key=extra_key, cache_salt=cache_salt)
         place = self._place(tokens, extra_key, cache_salt)
         mover = self._mover
@@ -257,6 +264,7 @@ class TieredCache:
         mover.copy_to_disk(host)
         return TieredMatch(device, host.end, disk_len, place, request)
 
+    @exclusive
     def load(self, match: TieredMatch) -> Load:
         """Begin to load what slower tiers have of a match, as far as the policy finds it worth it.
 
@@ -264,14 +272,21 @@ class TieredCache:
 
         Returns:
             The load; ``done`` at once if nothing is loaded. When it is done, :meth:`resume` it.
+
+        Raises:
+            TypeError: Not a match of a tiered cache.
         """
+        if not isinstance(match, TieredMatch):
+            raise TypeError(f"match is {match!r}: give the result of match_prefix")
         load = Load(match.place, match.matched_len, max(match.host_len, match.disk_len), match.request)
+        load.owner = self
         if self._mover is None or not match.loadable:
             load.done = True
         else:
             self._mover.load(load)
         return load
 
+    @exclusive
     def prefetch(
         self, tokens: Any, *, extra_key: str | None = None, cache_salt: str | None = None
     ) -> Load | None:
@@ -280,31 +295,48 @@ class TieredCache:
         Returns:
             The load, which ends in host memory; None if there is nothing to copy.
         """
-        mover = self._mover
-        return None if mover is None else mover.prefetch(self._place(tokens, extra_key, cache_salt))
+        place, mover = self._place(tokens, extra_key, cache_salt), self._mover
+        load = None if mover is None else mover.prefetch(place)
+        if load is not None:
+            load.owner = self
+        return load
 
+    @exclusive
     def cancel(self, load: Load) -> None:
-        """Nobody wants a load any more: what it reserved is given back once its copies are over."""
+        """Nobody wants a load any more: what it reserved is given back once its copies are over.
+
+        Raises:
+            TypeError: Not a load.
+            ValueError: It is one of another cache.
+        """
+        self._check_load(load)
         load.cancelled = True
         self._unlock(load)
 
+    @exclusive
     def resume(self, load: Load) -> TieredMatch:
         """Match the prefix of a load again, now that it is done, and give up the lock that the load had.
 
         Lock the node of the result, as after any match. Call it when the load is ``done``; if it has failed,
         the match is what the device has.
+
+        Raises:
+            TypeError: Not a load.
+            ValueError: It is one of another cache, or still under way.
         """
+        self._check_load(load)
+        if not load.done and not load.cancelled:
+            raise ValueError(f"{load!r} is under way: step() until it is done, or wait for it, or cancel it")
         namespace = load.place.namespace
         extra, salt = (*namespace, None, None)[:2]
         import numpy as np
 
         running = load.request if load.request in self.device._requests else None
-        match = self.match_prefix(
-            np.frombuffer(load.place.key, np.int64), running, extra_key=extra, cache_salt=salt
-        )
+        match = self._match(np.frombuffer(load.place.key, np.int64), running, extra, salt)
         self._unlock(load)
         return match
 
+    @exclusive
     def insert(self, tokens: Any, slots: Any, request: Hashable = None, **options: Any) -> Inserted:
         """Cache ``tokens`` on the device, and copy them down if the policy of writing does that now.
 
@@ -316,6 +348,7 @@ class TieredCache:
             self._mover.copy_down(done.node)
         return done
 
+    @exclusive
     def finish(self, request: Hashable, info: RequestInfo | None = None) -> None:
         """End a request; see :meth:`costcache.RadixCache.finish`."""
         self.device.finish(request, info)
@@ -327,6 +360,7 @@ class TieredCache:
 
     # -- the device's cache ------------------------------------------------------------------
 
+    @exclusive
     def allocate(self, tokens: int) -> Any:
         """Reserve slots on the device; see :meth:`costcache.RadixCache.allocate`.
 
@@ -334,34 +368,50 @@ class TieredCache:
         """
         return self.device.allocate(tokens)
 
+    @exclusive
     def release(self, slots: Any) -> None:
         """Free reserved slots of the device."""
         self.device.release(slots)
 
+    @exclusive
     def lock(self, node: Node) -> None:
         """Protect a node of the device, and the prefix before it."""
         self.device.lock(node)
 
+    @exclusive
     def unlock(self, node: Node) -> None:
         """Undo one :meth:`lock`."""
         self.device.unlock(node)
 
     # -- time --------------------------------------------------------------------------------
 
+    @exclusive
     def step(self) -> int:
         """Take over the copies that every rank has finished; returns how many. Call it once per step."""
         return 0 if self._mover is None else self._mover.step()
 
+    @exclusive
     def wait(self, load: Load) -> None:
-        """Wait until a load is done."""
+        """Wait until a load is done.
+
+        Raises:
+            TypeError: Not a load.
+            ValueError: It is one of another cache.
+        """
+        self._check_load(load)
         if self._mover is not None:
             self._mover.wait(load)
 
+    @exclusive
     def drain(self) -> None:
         """Wait until no copy is under way; what was written is then in its tier."""
+        self._drain()
+
+    def _drain(self) -> None:
         if self._mover is not None:
             self._mover.drain()
 
+    @exclusive
     def reset(self, *, force: bool = False) -> None:
         """Forget what the device has, once no copy is under way; slower tiers keep what they have.
 
@@ -371,16 +421,16 @@ class TieredCache:
         Raises:
             ValueError: Prefixes are locked, and ``force`` is not given.
         """
-        self.drain()
+        self._drain()
         self.device.reset(force=force)
 
+    @exclusive
     def close(self) -> None:
         """Finish the copies that are under way, end the threads and close storage. No call may follow.
 
         What is in storage is found again by the next cache of the same model and layout.
         """
-        if self._mover is not None:
-            self._mover.drain()
+        self._drain()
         for line in self._lines:
             line.copies.close()
         self._lines = []
@@ -392,6 +442,12 @@ class TieredCache:
     def _place(self, tokens: Any, extra_key: str | None, cache_salt: str | None) -> Place:
         key = as_key(as_int64(tokens, "tokens"), self.device.page_size)
         return Place((extra_key, cache_salt), bytes(key))
+
+    def _check_load(self, load: Load) -> None:
+        if not isinstance(load, Load):
+            raise TypeError(f"load is {load!r}: give the result of load or prefetch")
+        if load.owner is not self:
+            raise ValueError(f"{load!r} is a load of another cache: give it to the cache that began it")
 
     def _unlock(self, load: Load) -> None:
         if load.node is not None:

@@ -106,6 +106,7 @@ class Load:
         cancelled: Whether nobody wants it any more.
         loaded: Tokens that were copied to the device.
         node: The device's node at its end, locked until the load is resumed or cancelled; None before.
+        owner: The cache that began it.
     """
 
     def __init__(self, place: Place, start: int, end: int, request: Hashable) -> None:
@@ -117,6 +118,7 @@ class Load:
         self.cancelled = False
         self.loaded = 0
         self.node: Node | None = None
+        self.owner: object = None
         self._line: Line | None = None
         self._until = 0
 

@@ -38,10 +38,20 @@ class Tiers(RuleBasedStateMachine):
         host=st.sampled_from([16, 32, 96]),
         disk=st.sampled_from([0, 24, 64, 400]),
         in_flight=st.sampled_from([1 << 12, 1 << 30]),
+        merge_from=st.sampled_from([1, 64]),
     )
     def start(
-        self, layout: str, write: str, policy: int, slots: int, host: int, disk: int, in_flight: int
+        self,
+        layout: str,
+        write: str,
+        policy: int,
+        slots: int,
+        host: int,
+        disk: int,
+        in_flight: int,
+        merge_from: int,
     ) -> None:
+        self.merge_from = merge_from
         self.store = MemoryStore()
         names = POLICIES[layout == "hybrid"]
         self.made: dict[str, Any] = {
@@ -64,6 +74,12 @@ class Tiers(RuleBasedStateMachine):
     def _serve_anew(self) -> None:
         """Make a server whose copies end when the test says so, each after a millisecond."""
         self.server = Server(**self.made)
+        mover: Any = self.server.tiers._mover
+        for tier in (mover.host, mover.disk):
+            if tier is not None:
+                tier.tree.merge_from = tier.tree.merge_alike = self.merge_from
+        tree = self.server.tiers.device._tree
+        tree.merge_from = tree.merge_alike = self.merge_from
         for line in self.server.tiers._lines:
 
             def ready(copies: Copies = line.copies) -> int:
@@ -80,6 +96,12 @@ class Tiers(RuleBasedStateMachine):
     @rule(tokens=TOKENS)
     def serve(self, tokens: list[int]) -> None:
         self.server.serve(tokens)
+
+    @rule(tokens=TOKENS)
+    def grow(self, tokens: list[int]) -> None:
+        """A prompt that grows: a chain of nodes, which are merged."""
+        for pages in range(2, len(tokens), 2):
+            self.server.serve(tokens[:pages])
 
     @rule(tokens=TOKENS)
     def begin(self, tokens: list[int]) -> None:

@@ -68,11 +68,12 @@ def test_the_answers_are_stocks_on_a_model_with_windows(tmp_path: Path) -> None:
     assert hazard["metrics"]["costcache:fallbacks_total"] == 0
 
 
-def test_a_recording_replayed_has_the_engines_hit_rate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
+def test_a_recording_replayed_has_the_engines_hit_rate(policy: str, tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
     result, log = run_engine(
         tmp_path,
-        {"policy": "lru"},
+        {"policy": policy},
         {"COSTCACHE_RECORD": str(folder)},
         rounds=12,
         at_once=1,
@@ -85,14 +86,14 @@ def test_a_recording_replayed_has_the_engines_hit_rate(tmp_path: Path) -> None:
     (header,) = recorded.headers
     assert len(recorded.trace) == 12 * 8
     assert int(recorded.cached.sum()) == result["cached"]
-    assert (header.policy, header.page_size, header.capacity) == ("lru", 32, 200 * 32)
+    assert (header.policy, header.page_size, header.capacity) == (policy, 32, 200 * 32)
     simulator = Simulator(recorded.trace, ModelSpec.from_config(MODEL), Deployment(page_size=32))
-    run = simulator.run(Settings(policy="lru"), header.capacity, serving=ServingSettings(concurrency=1))
+    run = simulator.run(Settings(policy=policy), header.capacity, serving=ServingSettings(concurrency=1))
     assert 0.05 < recorded.hit_rate < 0.9
     assert abs(run.token_hit_rate - recorded.hit_rate) < 0.005
 
     watched = figures(parse(result["page"], 0.0, "the engine"))
-    assert (watched.server, watched.policy, watched.lru) == ("vllm", "lru", True)
+    assert (watched.server, watched.policy, watched.lru) == ("vllm", policy, policy == "lru")
     assert (watched.capacity, watched.page_size, watched.requests) == (header.capacity, 32, 12 * 8)
     assert watched.prompt_tokens == int(recorded.trace.input_tokens.sum())
     assert watched.found_tokens == result["cached"]

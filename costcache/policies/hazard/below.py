@@ -96,6 +96,11 @@ class Below(VictimOrder):
         prefix.data = Entry(entry.stratum, entry.last_use)
         self._queue(prefix)
 
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:  # which was used as lately
+        entry: Entry = prefix.data
+        entry.stamp = 0
+        prefix.data = None
+
     def trim(self, record: NodeRecord, tokens: int) -> None:  # the event's
         self._named = None
 

@@ -168,6 +168,17 @@ class HazardStates(StateOrder):
         life.evicted = True
         self._follow(record, life.stands_for if life.superseded else life)
 
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        life = self._lives.pop(prefix.serial, None)
+        if life is not None:
+            if tail.serial in self._lives:
+                self.learner.censor(life)  # only a prompt that parts between the two would resume from it
+            else:
+                self._lives[tail.serial] = life
+        if self._passed is prefix:
+            self._passed = tail
+        self.merged(prefix, tail)
+
     def remove(self, record: NodeRecord) -> None:
         life = self._lives.pop(record.serial, None)
         name = record.prefix_hash()
