@@ -9,11 +9,11 @@ Time: a load passes the link in order of arrival, layer by layer while the layer
 the first token comes at ``max(load + compute / layers, compute + load / layers)`` after the start. What an
 eviction has to write first keeps the start waiting. Each direction of a link has a queue of its own.
 
-Models with states: a state is at the end of a prompt, and where prompts were found to branch. One order ranks
-KV and states, as in :class:`costcache.radix.states.StateTree`: a state is evicted with the last extent before
-it, or alone if others follow, and KV after the last state goes before any state does. One that a longer one of
-its own session supersedes is dropped. A request resumes from a state of the device, or from one that is loaded,
-alone if the device has the KV.
+Models with states: a state is at the end of a prompt, and where prompts were found to branch. One order
+ranks KV and states, as in :class:`costcache.radix.states.StateTree`: a state is evicted with the last extent
+before it, or alone if others follow, and KV after the last state goes before any state does. A state that a
+longer one of its own session supersedes is dropped. A request resumes from a state of the device, or from one
+that is loaded, alone if the device has the KV.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = ["Below", "Moved", "TieredOutcome", "Tiers"]
 
 _KEEPS = 0.98
 """Share of its weight that an average over evictions keeps at each one."""
-_MOST_AHEAD = 20
+_MOST_AHEAD = 10
 """Room is made ahead of need in one part of the device in so many, at most."""
 
 
@@ -334,6 +334,8 @@ class Tiers:
         self.device = _Tier(
             binding, of, capacity, token_bytes, state_bytes, None, self._evicted, self._evicted_state
         )
+        if below:
+            self.device.pool.over_tier()
         clock = self.device.pool.clock
         self.tiers = [
             _Tier(binding, of, each.capacity, token_bytes, state_bytes, clock, *self._drops(level))
@@ -511,10 +513,11 @@ class Tiers:
 
     def _state_level(self, extent: int) -> int | None:
         """The fastest tier below the device that has a state at the end of an extent; None if none does."""
-        return next(
-            (level for level, tier in enumerate(self.tiers) if (held := tier.held(extent)) and held.has_state),
-            None,
-        )
+        for level, tier in enumerate(self.tiers):
+            held = tier.held(extent)
+            if held is not None and held.has_state:
+                return level
+        return None
 
     def _pending(self, path: list[int], found: list[tuple[int, int]], start: int) -> Move:
         """A load of several extents as one move."""
@@ -642,10 +645,26 @@ class Tiers:
                 return
 
     def _make_ahead(self, tokens: int) -> None:
-        """Make room for the next request while this one is computed, if the policy writes ahead of need."""
-        if self.writing.ahead and self.tiers:
-            self.need = max(self.need * _KEEPS, float(tokens * self.device.token_bytes))
-            self.device.make_room(min(int(self.need), self.device.capacity // _MOST_AHEAD))
+        """Make room for the next request while this one is computed, if the policy writes ahead of need.
+
+        What is below already can wait: nobody would wait for its eviction, and a request may want it still.
+        """
+        if not self.writing.ahead or not self.tiers:
+            return
+        device, pool = self.device, self.device.pool
+        self.need = max(self.need * _KEEPS, float(tokens * device.token_bytes))
+        room = min(int(self.need), device.capacity // _MOST_AHEAD)
+        while device.capacity - device.used < room:
+            victim = pool.next_victim({})
+            if victim is None:
+                return
+            pool.defer(victim)
+            record: Any = victim.record
+            below = self.tiers[0].held(record.extent)
+            if below is not None and below.has_state >= record.has_state:
+                return
+            if not pool.evict(1, watermark=False).freed:
+                return
 
     def _evicted(self, record: _Extent) -> None:
         """An extent is evicted from the device: write it down first, or drop it."""
@@ -685,7 +704,7 @@ class Tiers:
         return self._leave(record, level + 1)
 
     def _leave_state(self, record: _Extent, level: int) -> float:
-        """A state leaves the tier above ``level``, but its KV need not; returns when it is written, if it is."""
+        """A state leaves the tier above ``level``, but its KV need not; returns when it is written."""
         if level == len(self.tiers):
             return self.now
         copy = self.tiers[level].records[record.extent]
@@ -717,9 +736,7 @@ class Tiers:
 
         return evicted, evicted_state
 
-    def _move(
-        self, copy: _Extent, level: int, has_state: bool, *, waits: bool, alone: bool = False
-    ) -> Move:
+    def _move(self, copy: _Extent, level: int, has_state: bool, *, waits: bool, alone: bool = False) -> Move:
         """The facts of an extent that a tier may hold, or holds; or of its state ``alone``.
 
         A state is worth all that it saves computing, back to the state before it, and is of no use without

@@ -225,6 +225,11 @@ class Mover:
             displaced=self._prices[tier.name].displaced(missing, self._pool.order),
         )
 
+    def _lost(self, move: Move, tier: LowerTier) -> None:
+        """A tier has evicted a node, or refused it: that is what its room is worth."""
+        pool = tier.pool
+        self._prices[tier.name].lost(move, pool.capacity * self._layout.token_bytes / pool.token_units)
+
     def _reach(self, node: Node, tier: LowerTier, line: Line) -> tuple[Place, Node, int]:
         """A prefix, the node at its end in a slower tier, and the tokens that are there or on their way."""
         place = place_of(node)
@@ -272,6 +277,7 @@ class Mover:
         move = self._move(node, min(max(node.depth, start), node.end), self._host_line, host)
         if not self._writing.demotes(move):
             self.counters["host"].refused += move.tokens
+            self._lost(move, host)
             return
         self._down(node, place, min(start, node.end), pinned=False)
 
@@ -354,7 +360,7 @@ class Mover:
         disk, line = self.disk, self._disk_line
         if not self._demotes or node.parent is None:
             return
-        self._prices["host"].evicted(self._move(node, node.depth, self._host_line, self.host))
+        self._lost(self._move(node, node.depth, self._host_line, self.host), self.host)
         if disk is None or line is None:
             return
         if disk.has_states and node.state is None:
@@ -365,6 +371,7 @@ class Mover:
         move = self._move(node, min(max(node.depth, start), node.end), line, disk, self._host_line)
         if not self._writing.demotes(move):
             self.counters["disk"].refused += move.tokens
+            self._lost(move, disk)
             return
         self._to_disk(node, place, min(start, node.end), pinned=False)
 
@@ -372,7 +379,7 @@ class Mover:
         """A node of the disk is about to be evicted."""
         disk, line = self.disk, self._disk_line
         if disk is not None and line is not None:
-            self._prices["disk"].evicted(self._move(node, node.depth, line, disk, self._host_line))
+            self._lost(self._move(node, node.depth, line, disk, self._host_line), disk)
 
     def _to_disk(self, node: Node, place: Place, start: int, *, pinned: bool) -> None:
         host, disk, line = self.host, self.disk, self._disk_line

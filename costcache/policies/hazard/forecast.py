@@ -60,4 +60,5 @@ class Forecast:
         start = self._edges[at]
         share = min(1.0, (age - start) / (self._edges[at + 1] - start))
         before, after = alive[at * classes + group], alive[(at + 1) * classes + group]
-        return before + (after - before) * max(0.0, share)
+        survival: float = before + (after - before) * max(0.0, share)
+        return survival
