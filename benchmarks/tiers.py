@@ -4,10 +4,10 @@
         [--requests 2000] [--rows FILE] > benchmarks/results/tiers.md
 
 A cell is a workload and a model, and the mean over several starts: other requests of Mooncake, other session
-starts or seeds elsewhere. The device pool has 3 % of the trace's distinct pages and host memory 15 %, at
-55 GB/s each way. The speed of the trace's clock is such that the prefills that write-through with LRU leaves
-take 60 % of the time, and slower until its mean TTFT is at most five times its mean prefill; think times are
-not scaled. Traces are shortened: at most so many requests are replayed.
+starts or seeds elsewhere. The device pool has 3 % of the trace's distinct pages, beside what running requests
+need, and host memory 15 %, at 55 GB/s each way. The speed of the trace's clock is such that the prefills that
+write-through with LRU leaves take 60 % of the time, and slower until its mean TTFT is at most five times its
+mean prefill; think times are not scaled. Traces are shortened: at most so many requests are replayed.
 
 What was chosen (the room made ahead of need, over what the price of room is averaged, hazard's objective
 ``flops``) was chosen on the first four starts of every workload, which ``--tuned`` replays. The results are
@@ -113,7 +113,7 @@ class Task:
         def replay(write: str, policy: str, rate: float) -> TieredRun:
             settings = Settings(policy=policy, policy_settings=OBJECTIVE if policy == OURS[1] else {})
             tiers = TiersBelow(host=host, link=LINK, write=write)  # type: ignore[arg-type] # one of them
-            serving = ServingSettings(rate=rate)
+            serving = ServingSettings(rate=rate, running="beside")
             outcome = simulator.tiered(settings, tokens, tiers, serving=serving)
             return make_tiered_run(outcome, simulator, settings, "", tokens, tiers)
 

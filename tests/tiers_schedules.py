@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from costcache.tiers.writing import WRITINGS
-from tests.tiers import LAYERS, Prompts, Server
+from tests.tiers import DEVICE, LAYERS, Prompts, Server
 
 PROMPTS = 40
 
 
-def schedule(seed: int, folder: Path, *, storage: str = "file", device: str = "cpu") -> Counter[str]:
+def schedule(seed: int, folder: Path, *, storage: str = "file", device: str = DEVICE) -> Counter[str]:
     """Serve one random stream on random tiers, with one restart; returns the tokens that each tier gave."""
     chance = random.Random(seed)
     layout = sorted(LAYERS)[seed % len(LAYERS)]
@@ -66,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schedules", type=int, default=1000)
     parser.add_argument("--storage", default="file")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default=DEVICE)
     options = parser.parse_args()
     total, began = Counter[str](), time.perf_counter()
     for seed in range(options.schedules):

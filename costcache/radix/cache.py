@@ -536,6 +536,13 @@ class PrefixCache:
             record = self._requests[name] = self._pool.begin()
         return record
 
+    def asker_of(self, request: Hashable, asker: Asker | None = None) -> Asker | None:
+        """Who sent a running request, as policies see it; ``asker``, checked, if that is not known yet."""
+        record = None if request is None else self._requests.get(request)
+        if record is not None and record.asker is not None:
+            return record.asker
+        return None if asker is None else self._askers.of(*as_asker(asker))
+
     def _asked(self, name: Hashable, asker: Asker) -> RequestRecord:
         """The record of a request of which it is known who sent it."""
         known = self._askers.of(*as_asker(asker))
