@@ -175,9 +175,9 @@ def check_tiers(tiers: Tiers) -> None:
         held = [record for record in tier.records.values() if record.held]
         assert tier.used == sum(tier.size(record.extent, record.has_state) for record in held)
         assert tier.used + tier.reserved <= tier.capacity
-        tracked = [record for record in tier.records.values() if record.state is not None]
-        assert tier.pool.states == len(tracked)
-        assert tier.pool.pinned_states == sum(bool(record.state.locks) for record in tracked)
+        states = [record.state for record in tier.records.values() if record.state is not None]
+        assert tier.pool.states == len(states)
+        assert tier.pool.pinned_states == sum(bool(each.locks) for each in states)
         for record in tier.records.values():
             assert record.held or not record.has_state
             assert record.state is not None or not record.has_state
