@@ -66,6 +66,9 @@ class Facts:
             displaced=self._prices[target.name].displaced(missing, self._pool.order),
         )
 
-    def evicted(self, tier: LowerTier, move: Move) -> None:
-        """A tier is about to evict what these are the facts of."""
-        self._prices[tier.name].evicted(move)
+    def lost(self, tier: LowerTier, move: Move) -> None:
+        """A tier is about to evict what these are the facts of, or has refused it."""
+        pool = tier.pool
+        self._prices[tier.name].lost(
+            move, pool.capacity * self._layout.token_bytes / max(1, pool.token_units)
+        )
