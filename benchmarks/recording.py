@@ -9,16 +9,13 @@ of hashing, encoding and writing it, of tokens as in SGLang and of hashes that t
 The last columns are the sum as a share of the request's modelled time on an H100: the prefill of the tenth of
 the prompt that is not cached, and 256 decoding steps of 10 ms that 64 requests share.
 
-    valgrind --tool=callgrind python benchmarks/recording.py --count 10000 tokens 50
-
-counts the instructions of 50 such requests; with 0 in place of 50, those of all else.
+``benchmarks/_hashing.py`` is for counting instructions.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-import sys
 import tempfile
 from array import array
 from time import thread_time_ns
@@ -40,7 +37,6 @@ LENGTHS = (1_000, 10_000, 100_000)
 OUTPUT = 256
 BLOCK = 16
 TURNS = 15
-COUNTED = 50
 STEP_SECONDS = 0.010
 BATCH = 64
 
@@ -73,7 +69,7 @@ def recorded(requests: list[Content], length: int, folder: str) -> float:
         files.append(encode(Line(request=request_of(ended, hasher, BLOCK, 0.0))) + b"\n")
         times.append(thread_time_ns() - start)
     files.close()
-    return statistics.median(times) / 1000 if times else 0.0
+    return statistics.median(times) / 1000
 
 
 def handed_over(length: int, folder: str) -> float:
@@ -128,16 +124,5 @@ def main() -> None:
     table(headings, rows, texts=0)
 
 
-def count() -> None:
-    """Record requests, for a profiler to count."""
-    length, kind, turns = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    requests = contents(kind, length, length // 10, COUNTED)
-    with tempfile.TemporaryDirectory() as folder:
-        recorded(requests[:turns], length, folder)
-
-
 if __name__ == "__main__":
-    if "--count" in sys.argv:
-        count()
-    else:
-        main()
+    main()

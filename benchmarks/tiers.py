@@ -3,10 +3,11 @@
     python benchmarks/tiers.py [--workloads NAME ...] [--models NAME ...] [--tuned] [--jobs 1]
         [--requests 2000] [--rows FILE] > benchmarks/results/tiers.md
 
-A cell is a workload and a model: a device pool of 3 % of the trace's distinct pages and host memory of 15 %,
-at 55 GB/s each way. The speed of the trace's clock is such that the prefills that write-through with LRU
-leaves take 60 % of the time, and slower until its mean TTFT is at most five times its mean prefill; think
-times are not scaled. Traces are shortened: at most so many requests are replayed.
+A cell is a workload and a model: a device pool of 3 % of the trace's distinct pages, beside what running
+requests need, and host memory of 15 %, at 55 GB/s each way. The speed of the trace's clock is such that the
+prefills that write-through with LRU leaves take 60 % of the time, and slower until its mean TTFT is at most
+five times its mean prefill; think times are not scaled. Traces are shortened: at most so many requests are
+replayed.
 
 What was chosen by hand (the room made ahead of need, the weights in by_cost, hazard's objective ``flops``)
 was chosen on the first start of Mooncake and of Weka v8 under DeepSeek-V3 and Llama-70B, which ``--tuned``
@@ -102,7 +103,7 @@ class Task:
         def replay(write: str, policy: str, rate: float) -> TieredRun:
             settings = Settings(policy=policy, policy_settings=OBJECTIVE if policy == OURS[1] else {})
             tiers = TiersBelow(host=host, link=LINK, write=write)  # type: ignore[arg-type] # one of them
-            serving = ServingSettings(rate=rate)
+            serving = ServingSettings(rate=rate, running="beside")
             outcome = simulator.tiered(settings, tokens, tiers, serving=serving)
             return make_tiered_run(outcome, simulator, settings, "", tokens, tiers)
 

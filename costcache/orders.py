@@ -160,6 +160,14 @@ class VictimOrder:
         """The same of an evicted node, by its ``prefix_hash()``; None if the order remembers none of it."""
         return None
 
+    def compares(self) -> bool:
+        """Whether it wants to be told what LRU would have found.
+
+        Asked before any event by a host that can tell; if so, ``request.lru_matched`` is set in each
+        ``finish``.
+        """
+        return False
+
     def against_lru(self) -> Verdict | None:
         """Comparison with LRU, for metrics; None if the order makes none."""
         return None

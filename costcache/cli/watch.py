@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costcache.cli import completing
-from costcache.cli.options import json_option
+from costcache.cli.options import Seconds, json_option
 from costcache.cli.output import console, duration, echo_json, new_table, say, show
 from costcache.cli.plain import Failure, plain
 from costcache.eviction import USES
@@ -49,7 +49,7 @@ __all__ = ["watch"]
 @click.option("--once", is_flag=True, help="Print the figures since the server's start, and end.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 86400),
+    type=Seconds(0.1),
     default=5.0,
     show_default=True,
     help="Seconds between samples; --once listens to events as long.",

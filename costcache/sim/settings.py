@@ -44,6 +44,12 @@ class ServingSettings(BaseModel):
         description="With load open, spread requests with equal timestamps evenly up to the next timestamp: "
         "traces round their clocks.",
     )
+    running: Literal["in_pool", "beside"] = Field(
+        "in_pool",
+        description="Over tiers, where running requests are: 'in_pool' keeps their prompts, and room for "
+        "their outputs, in the device's pool until they end, as servers do; 'beside' takes the pool for what "
+        "is left for the cache.",
+    )
     rate: float = Field(
         1.0,
         ge=1e-6,

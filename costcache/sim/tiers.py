@@ -1,9 +1,11 @@
 """Replay of a trace over tiers of memory: a device, its host's memory, and a disk.
 
-One server, with the queue of :mod:`costcache.sim.load`, one prefill at a time, and no reserved slots: its
-device pool caches prompts only. Each tier is a :class:`~costcache.pool.Pool` of extents with an order of its
-own; an extent may be in several. A request uses what the device has, loads what the tiers below it hold from
-there on without a gap, if the policy of writing wants it, and computes the rest.
+One server, with the queue of :mod:`costcache.sim.load` and one prefill at a time. Its device pool caches
+prompts only. A request keeps its prompt on the device, and room for its output, until it ends; one that does
+not fit beside the others waits, and so do those after it (or the pool is what those that run leave). Each
+tier is a :class:`~costcache.pool.Pool` of extents with an order of its own; an extent may be in several. A
+request uses what the device has, loads what the tiers below it hold from there on without a gap, if the
+policy of writing wants it, and computes the rest.
 
 Time: a load passes the link in order of arrival, layer by layer while the layers before are computed. So
 the first token comes at ``max(load + compute / layers, compute + load / layers)`` after the start. What an
@@ -20,7 +22,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,6 +153,7 @@ class _Tier:
     Attributes:
         records: Its records, by extent.
         used: Bytes of those that it holds.
+        reserved: Bytes in use besides.
         price: What room in it costs.
         stays: Seconds that what was evicted lately had stayed.
     """
@@ -168,7 +171,7 @@ class _Tier:
         self.of, self.capacity = of, capacity
         self.token_bytes, self.state_bytes = token_bytes, state_bytes
         self.records: dict[int, _Extent] = {}
-        self.used = 0
+        self.used = self.reserved = 0
         self.price = Price()
         self.stays = math.inf
         self._orphans: dict[int, list[_Extent]] = {}
@@ -198,7 +201,8 @@ class _Tier:
         if self.records:
             pool = self.pool
             evictable = (pool.cached - pool.pinned) * self.token_bytes  # states go with their extents
-        return PoolState("kv", "bytes", self.capacity, self.capacity - self.used, evictable, 0, 1)
+        free = self.capacity - self.used - self.reserved
+        return PoolState("kv", "bytes", self.capacity, free, evictable, self.reserved, 1)
 
     def _take(self, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002 # extents are evicted whole
         record: Any = victim.record
@@ -252,10 +256,28 @@ class _Tier:
 
     def make_room(self, size: int) -> bool:
         """Evict until ``size`` bytes are free; returns whether they are."""
-        while (missing := self.used + size - self.capacity) > 0:
+        while (missing := self.used + self.reserved + size - self.capacity) > 0:
             if not self.pool.evict(missing, watermark=False).freed:
                 return False
         return True
+
+
+class _Running(NamedTuple):
+    """A running request; the earliest end sorts first.
+
+    Attributes:
+        ends: Seconds at which it ends.
+        number: Its number in the trace, from 0.
+        requests: Its record, of each tier.
+        last: The last extent of its prompt on the device; None if that has none of it.
+        reserved: Bytes on the device for what is in no extent.
+    """
+
+    ends: float
+    number: int
+    requests: list[RequestRecord]
+    last: _Extent | None
+    reserved: int
 
 
 class Tiers:
@@ -292,6 +314,8 @@ class Tiers:
         self.trace, self.of, self.writing, self.prefill, self.settings = trace, of, writing, prefill, settings
         token = binding.cost.token
         self.cost = binding.cost
+        self.page_size = binding.page_size
+        self.in_pool = settings.running == "in_pool"
         self.layers = max(1, binding.cost.spec.num_layers)
         # In one pool of all layers, windows too: every token's window KV is cached.
         token_bytes, state_bytes = token.kv_bytes + token.swa_bytes, token.state_bytes
@@ -323,6 +347,8 @@ class Tiers:
         self.outcome = TieredOutcome(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n))
         self.now = 0.0
         self.written = 0.0  # when the writes that evictions wait for are over
+        self.running: list[_Running] = []
+        self.head: list[RequestRecord] = []  # of the head of the queue, once it was tried
 
     # -- the server --------------------------------------------------------------------------
 
@@ -341,12 +367,12 @@ class Tiers:
     def _run(self) -> None:
         load, limit = self.load, self.settings.concurrency
         waiting: deque[int] = deque()
-        running: list[tuple[float, int, list[RequestRecord]]] = []
+        running = self.running
         free_at, now, done, reported = 0.0, 0.0, 0, 0
         while True:
             if not waiting:
                 arrives = load.next_time()
-                ends = running[0][0] if running else None
+                ends = running[0].ends if running else None
                 times = [at for at in (arrives, ends) if at is not None]
                 if not times:
                     break
@@ -354,22 +380,21 @@ class Tiers:
             now = max(now, free_at)
             while True:
                 arrives = load.next_time()
-                if running and running[0][0] <= now and (arrives is None or running[0][0] <= arrives):
-                    self._finish(*heapq.heappop(running))
+                if running and running[0].ends <= now and (arrives is None or running[0].ends <= arrives):
+                    self._finish(heapq.heappop(running))
                 elif arrives is not None and arrives <= now:
                     waiting.append(load.take())
                 else:
                     break
             if not waiting:
                 continue
-            if len(running) >= limit:
-                now = max(now, running[0][0])
+            started = self._serve(waiting[0], now) if len(running) < limit else None
+            if started is None:
+                now = max(now, running[0].ends)  # frees a place, and the memory of a request
                 continue
             index = waiting.popleft()
-            free_at, requests = self._serve(index, now)
+            free_at = started
             self.outcome.ttft[index] = free_at - load.arrivals[index]
-            ends_at = free_at + max(0, self.outputs[index] - 1) * self.settings.decode_seconds
-            heapq.heappush(running, (ends_at, index, requests))
             done += 1
             if self.progress is not None and done - reported >= PER_REPORT:
                 self.progress(done - reported)
@@ -377,9 +402,14 @@ class Tiers:
         if self.progress is not None:
             self.progress(done - reported)
 
-    def _finish(self, ends: float, index: int, requests: list[RequestRecord]) -> None:
-        clock = self.device.pool.clock
+    def _finish(self, ended: _Running) -> None:
+        ends, index, requests, last, reserved = ended
+        device = self.device
+        clock = device.pool.clock
         clock.advance(max(ends, clock.now))
+        device.reserved -= reserved
+        if last is not None:
+            device.pool.unpin(last)
         found = int(self.outcome.device[index] + self.outcome.loaded[index])
         info = self.infos.of(index, found)
         for tier, request in zip(self.all, requests, strict=True):
@@ -388,15 +418,14 @@ class Tiers:
 
     # -- one request -------------------------------------------------------------------------
 
-    def _serve(self, index: int, now: float) -> tuple[float, list[RequestRecord]]:
-        """Serve a request from ``now`` on; returns when its first token is there, and its records."""
+    def _serve(self, index: int, now: float) -> float | None:
+        """Serve a request from ``now`` on; returns when its first token is there, None if it has to wait."""
         device, of, outcome = self.device, self.of, self.outcome
         clock = device.pool.clock
         self.now = now
         clock.advance(max(now, clock.now))
-        asker = None if self.infos.askers is None else self.infos.askers[index]
-        first = device.pool.begin(asker)
-        requests = [first, *(RequestRecord(first.number, first.in_seconds, asker) for _ in self.tiers)]
+        # A waiting request matches again: its prefix stays recent, and its use counts once.
+        requests = self.head = self.head or self._begin(index)
         clock.accesses += 1
         path = of.paths[index]
         here = 0
@@ -408,6 +437,9 @@ class Tiers:
         for tier, request in zip(self.all, requests, strict=True):
             known: list[NodeRecord] = [tier.records[each] for each in path if each in tier.records]
             tier.pool.use(known, request)
+        if self.in_pool and self.running and not self._fits(index, path, here):
+            return None
+        self.head = []
         # The last token of a prompt is always computed.
         tokens = self.inputs[index]
         found = min(self._tokens(path, end), max(0, tokens - 1))
@@ -417,6 +449,11 @@ class Tiers:
             request.matched = found
         branch = bool(here) and self.has_states and here < len(path) and of.ends_run[path[here - 1]]
         kept = self._cache(path, here, end, requests, branch=branch)
+        if kept:
+            device.pool.pin(kept[-1])
+        reserved = 0
+        if self.in_pool:
+            reserved = self._reserve(self._most_tokens(index) - self._tokens(path, len(kept)))
         start = max(now, self.written)
         outcome.write_wait_seconds += start - now
         load = self._load(path, loads, start)
@@ -425,13 +462,49 @@ class Tiers:
         layers = self.layers
         took = max(load + compute / layers, compute + load / layers) if load else compute
         if kept:
-            device.pool.pin(kept[-1])
             self.now = start
             self._make_ahead(sum(of.tokens[path[at]] for at in range(here, len(kept))))
             self.now = start + took
             self._copy(kept)
-            device.pool.unpin(kept[-1])
-        return start + took, requests
+        first_token = start + took
+        ends = first_token + max(0, self.outputs[index] - 1) * self.settings.decode_seconds
+        last = kept[-1] if kept else None
+        if last is not None and not self.in_pool:
+            device.pool.unpin(last)
+            last = None
+        heapq.heappush(self.running, _Running(ends, index, requests, last, reserved))
+        return first_token
+
+    def _begin(self, index: int) -> list[RequestRecord]:
+        """The records of a request, of each tier."""
+        asker = None if self.infos.askers is None else self.infos.askers[index]
+        first = self.device.pool.begin(asker)
+        return [first, *(RequestRecord(first.number, first.in_seconds, asker) for _ in self.tiers)]
+
+    def _fits(self, index: int, path: list[int], here: int) -> bool:
+        """Whether a request fits on the device, which has the first ``here`` extents of its prompt."""
+        device = self.device
+        while here and not device.records[path[here - 1]].locks:
+            here -= 1
+        needed = (self._most_tokens(index) - self._tokens(path, here)) * device.token_bytes
+        in_use = device.pool.pinned * device.token_bytes + device.reserved
+        # Each request has a state; the others can be evicted.
+        states = (len(self.running) + 1) * device.state_bytes
+        return in_use + needed + states <= device.capacity
+
+    def _most_tokens(self, index: int) -> int:
+        """Tokens of a request at its end, whole pages."""
+        page = self.page_size
+        return -(-(self.inputs[index] + self.outputs[index]) // page) * page
+
+    def _reserve(self, tokens: int) -> int:
+        """Keep room on the device for tokens in no extent; returns the bytes, fewer if it is full."""
+        device = self.device
+        size = tokens * device.token_bytes
+        if not device.make_room(size):
+            size = max(0, device.capacity - device.used - device.reserved)
+        device.reserved += size
+        return size
 
     def _tokens(self, path: list[int], count: int) -> int:
         return self.of.depths[path[count - 1]] + self.of.tokens[path[count - 1]] if count else 0
@@ -644,7 +717,7 @@ class Tiers:
             reload,
             chance=tier.pool.reuse_chance(copy, tier.stays),
             write=self.down[level].seconds(size, self.now) if waits else 0.0,
-            displaced=tier.price.displaced(tier.used + size - tier.capacity, tier.pool.order),
+            displaced=tier.price.displaced(tier.used + tier.reserved + size - tier.capacity, tier.pool.order),
             followed=copy.live_children > 0,
         )
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from costcache.pool import Pool
     from costcache.records import RequestInfo
     from costcache.vllm.blocks import Blocks
+    from costcache.vllm.shadow import ShadowPath
 
 __all__ = ["Held", "Run", "Runs"]
 
@@ -89,9 +90,10 @@ class Held:
         length: Blocks of the path.
         run: The last run of the path, which is pinned.
         info: The facts known of the request, once it has finished.
+        shadow: The request as it would be under LRU, if that is followed.
     """
 
-    __slots__ = ("blocks", "info", "length", "request", "run", "tables")
+    __slots__ = ("blocks", "info", "length", "request", "run", "shadow", "tables")
 
     def __init__(self, request: RequestRecord, root: NodeRecord) -> None:
         self.request = request
@@ -100,6 +102,7 @@ class Held:
         self.length = 0
         self.run = root
         self.info: RequestInfo | None = None
+        self.shadow: ShadowPath | None = None
 
 
 class Runs:

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from costcache.tiers.copies import Copies
 from costcache.tiers.tier import place_of
 from costcache.tiers.writing import WRITINGS
-from tests.tiers import LAYERS, MemoryStore, Server, plugins_with, rows, window_pool
+from tests.tiers import LAYERS, PAGE, MemoryStore, Server, plugins_with, rows, window_pool
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -97,11 +97,12 @@ class Tiers(RuleBasedStateMachine):
     def serve(self, tokens: list[int]) -> None:
         self.server.serve(tokens)
 
-    @rule(tokens=TOKENS)
-    def grow(self, tokens: list[int]) -> None:
-        """A prompt that grows: a chain of nodes, which are merged."""
-        for pages in range(2, len(tokens), 2):
-            self.server.serve(tokens[:pages])
+    @rule(page=st.lists(st.integers(0, 2), min_size=PAGE, max_size=PAGE), pages=st.integers(3, 6))
+    def grow(self, page: list[int], pages: int) -> None:
+        """A prompt that grows page by page: a chain of nodes, which are merged."""
+        for count in range(1, pages + 1):
+            self.server.serve(page * count)
+            self.server.tiers.drain()  # so that slower tiers have one, too
 
     @rule(tokens=TOKENS)
     def begin(self, tokens: list[int]) -> None:
@@ -166,7 +167,7 @@ class Tiers(RuleBasedStateMachine):
         if how == "flip":
             value[at % len(value)] ^= 1 << at % 8
         elif how == "cut":
-            del value[at % len(value) :]
+            del value[at % max(1, len(value)) :]
         elif how == "swap":
             value = bytearray(values[keys[at % len(keys)]])
         values[key] = bytes(value)

@@ -62,6 +62,16 @@ def test_the_commands_are_listed() -> None:
     assert {"new-policy", "new-architecture"} <= set(cli.list_commands(None))  # type: ignore[arg-type]  # unused
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_distribution_is_written_whole_or_not_at_all(tmp_path: Path, there: bool) -> None:
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    too_long = "a" * 300  # for the name of a file, of which others are written before
+    assert "cannot be written (File name too long)" in refusal("new-policy", too_long, "--out", out)
+    assert [*tmp_path.rglob("*")] == [out][:there]
+
+
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert refusal("new-policy", "abc", "--out", tmp_path / "file" / "x") == (

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from costcache import RadixCache, RequestInfo
 from costcache.policies.keyed import LRU
+from costcache.radix.cache import PrefixCache
 from costcache.radix.statecache import StateCache
 from tests.property.kit import MODEL, cache_with, check_structure, drain, manager
 from tests.property.test_windows_machine import model_with_window
@@ -19,6 +20,7 @@ from tests.unit.test_statecache import PAGE, cache_of
 from tests.unit.test_statecache import serve as serve_states
 
 BIG = 2**63
+Cache = TypeVar("Cache", bound=PrefixCache)
 
 
 def grown() -> RadixCache:
@@ -37,7 +39,7 @@ def grown_states() -> StateCache:
     return filled(cache)
 
 
-def filled(cache: Any) -> Any:
+def filled(cache: Cache) -> Cache:
     cache.insert(range(10))
     cache.insert([*range(5), 50, 51])
     cache.match_prefix(range(3), "running")
@@ -82,12 +84,12 @@ MISUSE: dict[str, Callable[[Any], Any]] = {
     "refresh a node of another cache": lambda cache: cache.refresh(foreign()),
     "lock the root of another cache": lambda cache: cache.lock(foreign().parent),
     "unlock the root of another cache": lambda cache: cache.unlock(foreign().parent),
-    "lock a string": lambda cache: cache.lock("node"),  # type: ignore[arg-type] # the point
-    "lock None": lambda cache: cache.lock(None),  # type: ignore[arg-type] # the point
-    "lock a match": lambda cache: cache.lock(cache.match_prefix(range(4))),  # type: ignore[arg-type] # the point
-    "unlock a string": lambda cache: cache.unlock("node"),  # type: ignore[arg-type] # the point
+    "lock a string": lambda cache: cache.lock("node"),
+    "lock None": lambda cache: cache.lock(None),
+    "lock a match": lambda cache: cache.lock(cache.match_prefix(range(4))),
+    "unlock a string": lambda cache: cache.unlock("node"),
     "unlock what is not locked": lambda cache: cache.unlock(cache.match_prefix(range(10)).node),
-    "refresh a number": lambda cache: cache.refresh(3),  # type: ignore[arg-type] # the point
+    "refresh a number": lambda cache: cache.refresh(3),
     "slots of words": lambda cache: cache.insert(range(200, 203), ["a", "b", "c"]),
     "slots of floats": lambda cache: cache.insert(range(200, 203), [1.0, 2.0, 3.0]),
     "slots of truths": lambda cache: cache.insert(range(200, 203), [True, False, True]),
@@ -106,15 +108,15 @@ MISUSE: dict[str, Callable[[Any], Any]] = {
     "release what is cached": lambda cache: cache.release([slot_of(cache)]),
     "release huge slots": lambda cache: cache.release(np.array([BIG], np.uint64)),
     "release words": lambda cache: cache.release(["a"]),
-    "allocate words": lambda cache: cache.allocate("3"),  # type: ignore[arg-type] # the point
+    "allocate words": lambda cache: cache.allocate("3"),
     "allocate less than none": lambda cache: cache.allocate(-1),
-    "evict half a token": lambda cache: cache.evict(0.5),  # type: ignore[arg-type] # the point
+    "evict half a token": lambda cache: cache.evict(0.5),
     "a reason that is no string": lambda cache: cache.finish("running", RequestInfo(finish_reason=3)),  # type: ignore[arg-type] # the point
-    "an info that is a dict": lambda cache: cache.finish("running", {"output_tokens": 3}),  # type: ignore[arg-type] # the point
-    "an info that is a tuple": lambda cache: cache.finish("running", (3,)),  # type: ignore[arg-type] # the point
+    "an info that is a dict": lambda cache: cache.finish("running", {"output_tokens": 3}),
+    "an info that is a tuple": lambda cache: cache.finish("running", (3,)),
     "the end of nobody": lambda cache: cache.finish("nobody"),
-    "a name that cannot be hashed": lambda cache: cache.match_prefix(range(3), []),  # type: ignore[arg-type] # the point
-    "a priority in words": lambda cache: cache.insert(range(5), priority="high"),  # type: ignore[arg-type] # the point
+    "a name that cannot be hashed": lambda cache: cache.match_prefix(range(3), []),
+    "a priority in words": lambda cache: cache.insert(range(5), priority="high"),
 }
 
 
@@ -144,18 +146,18 @@ def empty(cache: Any) -> None:
     check_structure(cache)
 
 
-STATE_MISUSE: dict[str, Callable[[StateCache], Any]] = {
+STATE_MISUSE: dict[str, Callable[[Any], Any]] = {
     "attach to a node of another cache": lambda cache: cache.attach(foreign(), cache.allocate_state() or 0),
     "fork a node of another cache": lambda cache: cache.fork(foreign()),
     "attach to what was evicted": lambda cache: cache.attach(
         evicted_from(cache), cache.allocate_state() or 0
     ),
-    "attach a state of truth": lambda cache: cache.attach(cache.match_prefix([1] * PAGE).node, "1"),  # type: ignore[arg-type] # the point
-    "evict half a state": lambda cache: cache.evict_states(0.5),  # type: ignore[arg-type] # the point
-    "fork a string": lambda cache: cache.fork("node"),  # type: ignore[arg-type] # the point
+    "attach a state of truth": lambda cache: cache.attach(cache.match_prefix([1] * PAGE).node, "1"),
+    "evict half a state": lambda cache: cache.evict_states(0.5),
+    "fork a string": lambda cache: cache.fork("node"),
     "release a state that is free": lambda cache: cache.release_state(3),
     "release a state beyond the pool": lambda cache: cache.release_state(99),
-    "release a state in words": lambda cache: cache.release_state("3"),  # type: ignore[arg-type] # the point
+    "release a state in words": lambda cache: cache.release_state("3"),
     "a state that is not reserved": lambda cache: cache.insert([1] * PAGE, state=3),
     "a state within a page": lambda cache: cache.insert([1] * 7, state=cache.allocate_state()),
 }
@@ -179,12 +181,12 @@ def test_misuse_of_a_cache_of_states(what: str) -> None:
     assert serve_states(cache, 1, 2, 4) == 2 * PAGE
 
 
-WINDOW_MISUSE: dict[str, Callable[[RadixCache], Any]] = {
-    "reserve words": lambda cache: cache.reserve_windows("3"),  # type: ignore[arg-type] # the point
+WINDOW_MISUSE: dict[str, Callable[[Any], Any]] = {
+    "reserve words": lambda cache: cache.reserve_windows("3"),
     "reserve less than none": lambda cache: cache.reserve_windows(-1),
     "release more than is reserved": lambda cache: cache.release_windows(1),
-    "evict half a window": lambda cache: cache.evict_windows(0.5),  # type: ignore[arg-type] # the point
-    "windows from a word": lambda cache: cache.insert(range(300, 310), window_from="3"),  # type: ignore[arg-type] # the point
+    "evict half a window": lambda cache: cache.evict_windows(0.5),
+    "windows from a word": lambda cache: cache.insert(range(300, 310), window_from="3"),
     "windows from before the start": lambda cache: cache.insert(range(300, 310), window_from=-1),
 }
 

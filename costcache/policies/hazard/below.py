@@ -7,12 +7,10 @@ that learned from the slower tier alone would see only the few uses that the dev
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Final
 
 from costcache.orders import VictimOrder
-from costcache.policies.hazard.bins import ENDS
 from costcache.policies.hazard.history import Tracked
 from costcache.records import Action, NodeRecord, Victim
 
@@ -241,5 +239,5 @@ class BelowHazardStates(Below):
         if stratum == _UNKNOWN:
             return -1.0 / (1.0 + age)
         group, length = stratum >> _LENGTHS, stratum & (1 << _LENGTHS) - 1
-        promise = self.upper.learner.worth[group][bisect_right(ENDS, age)]
+        promise = self.upper.learner.worth_at(group, age)
         return float(promise * self.upper.weight(1 << length))
