@@ -282,7 +282,7 @@ def _index(slots: NDArray[np.int64], device: Any) -> Any:
     import torch
 
     if not slots.size:
-        return torch.empty(0, dtype=torch.int64, device=device)
+        return torch.empty((0,), dtype=torch.int64, device=device)
     index = torch.from_numpy(np.ascontiguousarray(slots).copy() if not slots.flags.writeable else slots)
     return index if device.type == "cpu" else index.pin_memory().to(device, non_blocking=True)
 
