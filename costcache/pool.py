@@ -532,10 +532,14 @@ class Pool:
             prefix: The record of the node, which leaves the cache; it has no pins of its own and no state.
             tail: The record of its child, which keeps its identity, its state, its pins and its history, but
                 counts the uses of the prefix from now on.
-            flat: Both are leaves under the root, as all records of a flat pool are; neither is locked.
+            flat: Both are leaves under the root, as all records of a flat pool are. Both are locked, or
+                neither is.
         """
         if flat or self.flat:
             self.root.live_children -= 1
+            if prefix.locks:  # the lock of the tail holds its tokens from now on
+                self.root.locks -= 1
+                prefix.pins = 0
         else:
             tail.parent = prefix.parent
         tail.depth = prefix.depth
