@@ -204,6 +204,14 @@ class Pool:
         self._guard = OrderGuard(name, order, self.records, self._listen, watch)
         self._listen(order)
 
+    def over_tier(self) -> None:
+        """A slower tier takes what is evicted from this pool, which is empty yet."""
+        order: Any = self._guard.order
+        try:
+            order.over_tier()
+        except BaseException as error:
+            self._failed("over_tier", error)
+
     def _listen(self, order: VictimOrder) -> None:
         """Send events to ``order`` from now on: None marks those that it does not handle."""
         watch = self._watch = self._guard.watch

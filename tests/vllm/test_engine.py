@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
@@ -16,6 +17,7 @@ from costcache.sim.engine import Simulator
 from costcache.sim.settings import ServingSettings
 from costcache.sim.traces.files import open_source
 from costcache.sim.traces.recording import read_recorded
+from tests.vllm import replicas
 from tests.vllm.engine import MODEL, WINDOWS, run_engine
 
 pytestmark = pytest.mark.engine
@@ -105,3 +107,24 @@ def test_a_wrong_setting_stops_the_engine_and_names_it(tmp_path: Path) -> None:
     result, log = run_engine(tmp_path, {"polcy": "hazard"}, rounds=1)
     assert result.get("failed")
     assert "unknown setting 'costcache.polcy'" in log
+
+
+def test_both_ranks_of_data_parallelism_have_the_policy(tmp_path: Path) -> None:
+    """Two engine cores behind vLLM's coordinator; their counts come with the label ``engine``."""
+    served, log = run_engine(tmp_path, {"policy": "hazard"}, script=replicas.__file__, rounds=20)
+    assert served.get("reset"), log  # no block is in use at the end
+    assert log.count("policy 'hazard', pool 'kv' of 100 blocks of 32 tokens") == 2
+    assert "LRU takes over" not in log
+    assert served["cached"] > 0
+    found = {
+        (sample.name, sample.labels["engine"]): sample.value
+        for family in text_string_to_metric_families(served["page"])
+        for sample in family.samples
+        if "engine" in sample.labels
+    }
+    for engine in ("0", "1"):
+        assert found["costcache:evictions_total", engine] > 10
+        assert found["costcache:fallbacks_total", engine] == 0
+        assert found["costcache:lru_in_force", engine] == 0
+        assert found["costcache:policy_info", engine] == 1
+        assert found["vllm:prompt_tokens_total", engine] > 10_000
