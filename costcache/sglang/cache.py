@@ -386,19 +386,46 @@ class CostCache(UnifiedRadixCache):
             and not self._shares_memory
         )
 
-    def evict_leaf(self, node_id: int, tracker: dict[Any, int]) -> None:
-        """Evict one device leaf as SGLang does: delete it, demote it, or back it up first."""
+    def drop_unbacked(self, record: Any, needed: int) -> tuple[Any, int] | None:
+        """Drop a leaf that has no copy on the host, or its tail, where that is how it is evicted."""
+        if self.is_write_back or self.buffer_pipeline is not None:
+            return None
+        dropped: tuple[Any, int] | None = self.tree_core.drop_unbacked(record, needed)
+        if dropped is not None and self._tracks_write_through_unbacked_evictions():
+            self._record_dropped_tokens(dropped[1], reason="write_through_unbacked_eviction")
+        return dropped
+
+    def evict_leaf(self, node_id: int, tracker: dict[Any, int]) -> Any:
+        """Evict one device leaf as SGLang does: delete it, demote it, or back it up first.
+
+        Returns:
+            Its slots, if they are still to be freed.
+        """
+        slots = self._demote_alone(node_id, tracker)
+        if slots is not None:
+            return slots
         backup = self._evict_device_leaf(node_id, tracker)
         if backup is None:
-            return
+            return None
         if not self._keeps(node_id) and self._drop_subtree_no_host(node_id, tracker):
-            return
+            return None
         if self._execute_and_commit_kv_backup(backup, write_back=True) > 0:
             self.writing_check(write_back=True)
-            self._demote(node_id, tracker)
+            slots = self._demote_alone(node_id, tracker)
+            if slots is None:
+                self._demote(node_id, tracker)
         elif self._drop_subtree_no_host(node_id, tracker):
             logger.warning(
                 "write-back: the host tier is full; KV under node %d was evicted without a copy", node_id
             )
         else:
             logger.warning("write-back: the host tier is full and node %d is in use; it stays", node_id)
+        return slots
+
+    def _demote_alone(self, node_id: int, tracker: dict[Any, int]) -> Any:
+        """Take a leaf that the host has, too, off the device in one step; returns its slots, or None."""
+        demoted = self.tree_core.demote_leaf(node_id) if self.full_alone else None
+        if demoted is None:
+            return None
+        tracker[ComponentType.FULL] += demoted[1]
+        return demoted[0]
