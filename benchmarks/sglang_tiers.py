@@ -1,6 +1,6 @@
 """The simulator's tiers against SGLang's own classes: what each finds on the device, and on the host.
 
-    python benchmarks/sglang_tiers.py [--workloads chat few-shot] [--requests 1100] > benchmarks/results/sglang_tiers.md
+    python benchmarks/sglang_tiers.py [--requests 1100] > benchmarks/results/sglang_tiers.md
 
 The simulator replays a load of requests that overlap, over a device and a host twice as large, in pages of
 64. The order in which its requests start and end is then that of SGLang's real cache on the CPU, which

@@ -386,17 +386,23 @@ class CostCache(UnifiedRadixCache):
             and not self._shares_memory
         )
 
-    def drop_unbacked(self, record: Any, needed: int) -> tuple[Any, int] | None:
-        """Drop a leaf that has no copy on the host, or its tail, where that is how it is evicted."""
-        if self.is_write_back or self.buffer_pipeline is not None:
-            return None
-        dropped: tuple[Any, int] | None = self.tree_core.drop_unbacked(record, needed)
-        if dropped is not None and self._tracks_write_through_unbacked_evictions():
-            self._record_dropped_tokens(dropped[1], reason="write_through_unbacked_eviction")
-        return dropped
+    def take_hosted(self, record: Any, needed: int) -> tuple[Any, int] | None:
+        """Evict a leaf, or its tail, in one step where the tree core can; returns its slots and tokens."""
+        unbacked = record.node is not None and not record.node.backuped
+        taken: tuple[Any, int] | None = self.tree_core.take_hosted(
+            record, needed, backs_up=self.is_write_back
+        )
+        if taken is not None and unbacked and self._tracks_write_through_unbacked_evictions():
+            self._record_dropped_tokens(taken[1], reason="write_through_unbacked_eviction")
+        return taken
 
-    def evict_leaf(self, node_id: int, tracker: dict[Any, int]) -> Any:
+    def evict_leaf(self, node_id: int, tracker: dict[Any, int], needed: int = 0) -> Any:
         """Evict one device leaf as SGLang does: delete it, demote it, or back it up first.
+
+        Args:
+            node_id: The leaf.
+            tracker: Counts what is freed.
+            needed: Tokens that this eviction still has to free: room is made for their copies at once.
 
         Returns:
             Its slots, if they are still to be freed.
@@ -409,6 +415,8 @@ class CostCache(UnifiedRadixCache):
             return None
         if not self._keeps(node_id) and self._drop_subtree_no_host(node_id, tracker):
             return None
+        if self.full_alone and self.admission is None and not self.tree_core.full_host_duplicates:
+            self._make_room_for_copies(needed)
         if self._execute_and_commit_kv_backup(backup, write_back=True) > 0:
             self.writing_check(write_back=True)
             slots = self._demote_alone(node_id, tracker)
@@ -421,6 +429,11 @@ class CostCache(UnifiedRadixCache):
         else:
             logger.warning("write-back: the host tier is full and node %d is in use; it stays", node_id)
         return slots
+
+    def _make_room_for_copies(self, tokens: int) -> None:
+        short = tokens - self._host_free(ComponentType.FULL)
+        if short > 0 and self._can_evict_on_host(short):
+            self.evict_host(short)
 
     def _demote_alone(self, node_id: int, tracker: dict[Any, int]) -> Any:
         """Take a leaf that the host has, too, off the device in one step; returns its slots, or None."""

@@ -162,16 +162,16 @@ class KvVictims(_Device):
                     cache._apply_cache_actions(actions)
             return freed
         if cache.full_alone:
-            dropped = cache.drop_unbacked(record, needed)
-            if dropped is not None:
-                tracker[full] += dropped[1]
-                self._slots.append(dropped[0])
-                return int(dropped[1])
+            taken = cache.take_hosted(record, needed)
+            if taken is not None:
+                tracker[full] += taken[1]
+                self._slots.append(taken[0])
+                return int(taken[1])
         node_id = core.claim(record, needed)
         if isinstance(node_id, Refused):
             return node_id
         before = tracker[full]
-        slots = cache.evict_leaf(node_id, tracker)
+        slots = cache.evict_leaf(node_id, tracker, needed)
         if slots is not None:
             self._slots.append(slots)
         if tracker[full] == before:
