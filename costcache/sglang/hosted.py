@@ -107,6 +107,7 @@ class HostedLeaves(UnifiedTreeCore):
         self.component_evictable_size_[FULL] -= tokens
         self.left_device(node, to_host=True)
         self.kv_events.record_remove(node, medium=StorageMedium.GPU)
+        self.full_host_duplicates.pop(node.id, None)
         self.evictable_device_leaves.discard(node)
         if not node.children and not data.host_lock_ref:
             self.evictable_host_leaves.add(node)
