@@ -158,13 +158,16 @@ class State:
         last_use: Clock reading of its last use.
         recency: ``Clock.accesses`` at its last use.
         created: ``Clock.accesses`` when it was made.
+        parts: Whether the host knows that prompts part there; False where it does not say, and where they do
+            is seen by the node's children.
     """
 
-    __slots__ = ("created", "last_use", "locks", "recency", "slot", "uses")
+    __slots__ = ("created", "last_use", "locks", "parts", "recency", "slot", "uses")
 
     def __init__(self, slot: int, clock: Clock) -> None:
         self.slot = slot
         self.locks = 0
+        self.parts = False
         self.uses = 1
         self.last_use = clock.now
         self.recency = self.created = clock.accesses
@@ -417,6 +420,7 @@ class RequestRecord:
         end: Record of the deepest node that it used or made.
         counted: Tokens of its prefix whose nodes have already counted this request's use.
         matched: Tokens that its first match found.
+        lru_matched: Tokens that LRU would have found; None where the host does not say.
         oversized: True once it was longer than the whole pool.
         branch: With windows that are ranked apart: tokens that its match found cached, usable or not; prompts
             branch there. -1 if it has not matched, 0 once a window was kept there.
@@ -430,6 +434,7 @@ class RequestRecord:
         "counted",
         "end",
         "in_seconds",
+        "lru_matched",
         "matched",
         "number",
         "oversized",
@@ -443,6 +448,7 @@ class RequestRecord:
         self.end: NodeRecord | None = None
         self.counted = 0
         self.matched = 0
+        self.lru_matched: int | None = None
         self.oversized = False
         self.branch = -1
         self.windows: RequestRecord | None = None

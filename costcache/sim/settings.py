@@ -33,6 +33,11 @@ class ServingSettings(BaseModel):
         "starts, answers and think times, 'clients' keeps as many clients busy as concurrency allows, each "
         "with one session after another; 'auto' is sessions where the trace has think times, else open.",
     )
+    clock: Literal["auto", "seconds", "requests"] = Field(
+        "auto",
+        description="Time by which a policy learns: 'requests' counts them, as SGLang and vLLM do, 'seconds' "
+        "is the replayed server's clock; 'auto' is requests for a recording of a server, else seconds.",
+    )
     outputs: bool = Field(True, description="Cache generated tokens where the trace names them.")
     spread_bursts: bool = Field(
         True,

@@ -20,6 +20,7 @@ from costcache.eviction import Refused
 from costcache.records import Action, PoolState, State
 from costcache.vllm.ranking import rank_ends
 from costcache.vllm.runs import Held, Run, Runs
+from costcache.vllm.shadow import ShadowEnds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -378,11 +379,17 @@ class EndRuns(WideRuns):
         self._free = 0  # blocks that a free end has alone
         self._unit = groups.block_bytes
         self.pool: Any = None
+        self._shadow: ShadowEnds | None = None
         super().__init__(_priced(binding, groups), vllm, blocks, groups)
 
     def _make_pool(self, binding: Binding) -> Pool:
         def make_order(pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
-            return rank_ends(binding, pools)
+            name, order = rank_ends(binding, pools)
+            hash_size = self._vllm.hash_block_size
+            self._shadow = None
+            if order.compares():
+                self._shadow = ShadowEnds(self.groups, len(self._vllm.blocks) - 1, self.size // hash_size)
+            return name, order
 
         return binding.pool(
             "memory",
@@ -414,6 +421,34 @@ class EndRuns(WideRuns):
             self.groups.step,
         )
 
+    # -- against LRU -------------------------------------------------------------------------
+
+    def follow(self, held: Held, request: Any) -> None:
+        """A request's path begins: note what LRU would have found, if this is its first one."""
+        shadow, size, step = self._shadow, self.size, self.groups.step
+        if shadow is None:
+            return
+        prompt, shared = request.num_prompt_tokens, request.shared_prefix_boundary // step * step
+        if shared in (prompt // step * step, (prompt - 1) // step * step):
+            shared = 0
+        path = shadow.begin(request.block_hashes, (request.num_tokens - 1) // size, shared // size)
+        held.shadow = path
+        record = held.request
+        if record.lru_matched is None and not record.counted:
+            record.lru_matched = path.found * size
+
+    def advance(
+        self, held: Held, blocks: Sequence[Any], end: int, *, found: bool = False, new: bool = False
+    ) -> None:
+        """Let a request's path go on; see the base class."""
+        super().advance(held, blocks, end, found=found, new=new)
+        if self._shadow is not None and held.shadow is not None and not found:
+            self._shadow.go_on(held.shadow, held.length)
+
+    def _needed(self) -> int:
+        """Blocks that the tree or an end needs."""
+        return len(self._kv) + len(self._ends)
+
     # -- ends --------------------------------------------------------------------------------
 
     def mark(
@@ -441,12 +476,20 @@ class EndRuns(WideRuns):
         run = self._ending(held, boundary)
         if run is None:
             return
-        end = run.state
+        end, shadow, path = run.state, self._shadow, held.shadow
+        if shadow is not None and path is not None:
+            if not found:
+                shadow.mark(path, boundary // self.size)
+            elif end is None:
+                shadow.spared(path, boundary // self.size)
+                if held.request.lru_matched is not None and counts:
+                    held.request.lru_matched = path.found * self.size
         if isinstance(end, End):
             if found and any(end not in self._ends.get(block.block_id, ()) for block in blocks):
                 self._swap(end, blocks)  # a copy of it was found
         else:
-            end = self._attach(run, blocks)
+            step = self.groups.step
+            end = self._attach(run, blocks, parts=boundary == request.shared_prefix_boundary // step * step)
         if found:
             end.recent = True
             self.pool.consume(run, counts=counts)
@@ -454,6 +497,10 @@ class EndRuns(WideRuns):
     def release(self, held: Held) -> None:
         """The blocks of a request were freed; see the base class. An end without blocks goes by its run."""
         run: NodeRecord | None = held.run
+        shadow = self._shadow
+        if shadow is not None and held.shadow is not None:
+            shadow.room = max(shadow.room, self._needed())
+            shadow.release(held.shadow)
         super().release(held)
         while isinstance(run, WideRun):
             end = run.state
@@ -485,8 +532,9 @@ class EndRuns(WideRuns):
             return part if isinstance(part, WideRun) else None
         return run
 
-    def _attach(self, run: WideRun, blocks: list[Any]) -> End:
+    def _attach(self, run: WideRun, blocks: list[Any], *, parts: bool = False) -> End:
         end = End(run, blocks, self.pool.clock)
+        end.parts = parts
         self._gain(end)
         self.pool.attach(run, end)
         return end
@@ -612,6 +660,8 @@ class EndRuns(WideRuns):
 
     def _evict(self, blocks: int) -> None:
         self.evict(blocks * self._unit)
+        if self._shadow is not None:
+            self._shadow.room = self._needed()
 
     def take(self, victim: Victim, needed: int) -> int | Refused:
         """Give up the end of a run, or a leaf: its end, and as much of its tail as is needed."""

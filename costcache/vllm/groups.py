@@ -138,6 +138,16 @@ class Groups:
                 )
         return iter(sorted(at for at in found if start < at <= stop and at % step == 0))
 
+    def own(self, before: int, boundary: int) -> int:
+        """Blocks, beside those of full attention, of an end that one at the boundary ``before`` does not have."""
+        own = 0
+        for group in self.ends:
+            start, stop = group.span(boundary)
+            if before:
+                start = min(max(start, group.span(before)[1]), stop)
+            own += stop - start
+        return own
+
     def end(self, tables: Sequence[list[Any]], boundary: int) -> list[Any] | None:
         """The blocks, beside those of full attention, from which a request resumes at a boundary.
 

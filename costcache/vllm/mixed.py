@@ -106,6 +106,8 @@ class MixedBlocks(Blocks):
     def _hold(self, runs: WideRuns, life: Life, request: Any) -> Held:
         held = life.held = runs.hold(life.record)
         held.tables = self._groups.tables(request.request_id)
+        if isinstance(runs, EndRuns):
+            runs.follow(held, request)
         return held
 
     def _leave(self, request: Any) -> Held | None:

@@ -8,10 +8,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["BINS", "ENDS", "FIRST", "age_bin", "bincount_2d", "edges"]
+__all__ = ["BINS", "ENDS", "FIRST", "SHORTEST", "age_bin", "at_age", "bincount_2d", "edges"]
 
 BINS: Final = 64
 """Bins of age: the first starts at 0, each further one is √2 times as wide as the one before it."""
@@ -19,11 +21,23 @@ FIRST: Final = 6
 """The first bin ends at ``2 ** -6`` units of the clock; the last begins at ``2 ** 25``."""
 ENDS: Final = [math.ldexp(math.sqrt(0.5) if at % 2 else 0.5, at // 2 + 1 - FIRST) for at in range(BINS - 1)]
 """End of each bin of age except the last."""
+SHORTEST: Final = 2.0 ** -(FIRST + 0.5)
+"""Age up to which what is interpolated is constant, half a step below the first edge."""
 
 
 def age_bin(age: float) -> int:
     """Bin of an age in units of the clock, seconds or requests."""
     return bisect_right(ENDS, age)
+
+
+def at_age(values: Sequence[float], age: float) -> float:
+    """Value at an age, interpolated between those at the starts of bins; constant after the last."""
+    at = 2.0 * (math.log2(age) + FIRST) + 1.0 if age > SHORTEST else 0.0
+    low = int(at)
+    if low >= len(values) - 1:
+        return values[-1]
+    value = values[low]
+    return value + (values[low + 1] - value) * (at - low)
 
 
 @cache

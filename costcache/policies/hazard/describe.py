@@ -8,6 +8,7 @@ from costcache.explained import Verdict
 from costcache.policies.hazard.bins import BINS, age_bin
 from costcache.policies.hazard.history import Piece
 from costcache.policies.hazard.intake import Intake
+from costcache.policies.hazard.judge import Judge
 from costcache.policies.hazard.learner import Learner
 from costcache.policies.hazard.ranker import Ranker
 from costcache.policies.hazard.snapshot import (
@@ -17,7 +18,7 @@ from costcache.policies.hazard.snapshot import (
     Snapshot,
 )
 
-__all__ = ["against_lru", "history_of", "snapshot_of"]
+__all__ = ["against_lru", "history_of", "snapshot_of", "verdict_of"]
 
 
 def history_of(pieces: Sequence[Piece], learner: Learner) -> list[PieceSnapshot]:
@@ -38,10 +39,14 @@ def history_of(pieces: Sequence[Piece], learner: Learner) -> list[PieceSnapshot]
 
 def against_lru(learner: Learner) -> Verdict:
     """Describe the comparison with LRU."""
-    shadow, judge = learner.shadow, learner.judge
+    return verdict_of(learner.judge, learner.shadow.gained, learner.shadow.lost)
+
+
+def verdict_of(judge: Judge, gained: int, lost: int) -> Verdict:
+    """What a judge says, with the tokens found that LRU would not have found, and those found by LRU alone."""
     return Verdict(
-        gained=shadow.gained,
-        lost=shadow.lost,
+        gained=gained,
+        lost=lost,
         behind=judge.behind,
         falls=judge.falls,
         since=judge.since,

@@ -93,7 +93,7 @@ class StatesExplained:
 
     def worth(self, group: int, age: float) -> float:
         """Expected uses of a state per unit of the clock, as of the last estimate."""
-        return self._learner.worth[group][age_bin(age)]
+        return self._learner.worth_at(group, age)
 
     def unused(self, group: int) -> list[float]:
         """Share that is not used again up to each age, as of the last estimate."""

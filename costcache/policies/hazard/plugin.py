@@ -26,7 +26,7 @@ def _make(cost: CostModel, pools: tuple[PoolState, ...], settings: HazardSetting
                 f"setting 'policy_settings.tables' is {str(settings.tables)!r}: tables are of tokens, and "
                 "this model has states: leave it out"
             )
-        return HazardStates(cost.token.kv_bytes, cost.token.state_bytes)
+        return HazardStates(cost.token.kv_bytes, cost.token.state_bytes, doubt=settings.doubt)
     # A host that only asks whether it could be made names no pool.
     return Hazard(pools[0].capacity if pools else 0, settings, cost)
 

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from costcache.policies.hazard.bins import BINS, ENDS, age_bin, edges
+from costcache.policies.hazard.bins import BINS, ENDS, age_bin, at_age, edges
 from costcache.policies.hazard.life_table import ALL, LifeTable
 from costcache.policies.hazard.survival import gittins_index
 from costcache.records import NodeRecord, RequestInfo
@@ -109,7 +109,8 @@ class StateLearner:
         lives: Lives of states by serial number of their nodes, which are in the cache.
         now: The latest time of a use.
         began: Time of the first insert; None before it.
-        worth: Expected uses per unit of time, by class and bin of age.
+        worth: Expected uses per unit of time, by class: at the start of each bin of age, and where
+            the last one ends.
         shares: Share used in each bin of what survived unused up to it, float64 of shape [classes, BINS];
             None before the first estimate.
     """
@@ -243,7 +244,7 @@ class StateLearner:
         if numbers:
             self.worth.append(self.worth[numbers[0]])
         else:
-            self.worth.append([(_BRANCHED_OFF if superseded else 1.0) / (age + 1) for age in range(BINS)])
+            self.worth.append([(_BRANCHED_OFF if superseded else 1.0) / (age + 1) for age in range(BINS + 1)])
         number = len(self._rows)
         numbers.append(number)
         table = self._tables[superseded]
@@ -252,7 +253,16 @@ class StateLearner:
 
     def worth_of(self, life: Life) -> float:
         """Expected uses of a state per unit of time, as of the last estimate."""
-        return self.worth[life.group][bisect_right(ENDS, self.now - life.last_use)]
+        return self.worth_at(life.group, self.now - life.last_use)
+
+    def worth_at(self, group: int, age: float) -> float:
+        """The same of a class at an age.
+
+        Until something is learned only the age counts, without the steps of bins: they would make states
+        equal of which one is nearly half as old again as the other, and leave the choice to their sizes.
+        """
+        worth = self.worth[group]
+        return at_age(worth, age) if self.shares is None else worth[age_bin(age)]
 
     def label(self, group: int) -> str:
         """A class in words."""

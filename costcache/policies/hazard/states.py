@@ -13,21 +13,27 @@ after them is.
 
 An evicted state is remembered for a while, to see whether it would have been used: a request that passes its
 position, and found no state further on, would have resumed from it.
+
+Where the host says what LRU would have found, a judge lets LRU step in as in
+:class:`costcache.policies.hazard.order.Hazard`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from costcache.orders import VictimOrder
-from costcache.policies.hazard.bins import ENDS
+from costcache.policies.hazard.describe import verdict_of
+from costcache.policies.hazard.forecast import Forecast
+from costcache.policies.hazard.judge import Judge
 from costcache.policies.hazard.state_learner import Life, StateLearner
 from costcache.policies.states import StateOrder
 from costcache.records import NodeRecord, PoolState, RequestInfo, RequestRecord
 
 if TYPE_CHECKING:
+    from costcache.explained import Verdict
     from costcache.policies.hazard.explained import StatesExplained
     from costcache.policies.hazard.snapshot import StatesSnapshot
 
@@ -51,6 +57,8 @@ class HazardStates(StateOrder):
         learner: Learns from the reuse intervals of states.
     """
 
+    forecasts: ClassVar[bool] = True
+
     def __init__(
         self,
         kv_bytes: int,
@@ -59,6 +67,7 @@ class HazardStates(StateOrder):
         power: float = 0.5,
         refresh: int = 4,
         strength: float = 5.0,
+        doubt: float = 0.01,
     ) -> None:
         """Make the order of one cache.
 
@@ -68,6 +77,7 @@ class HazardStates(StateOrder):
             power: Of the tokens saved per byte; 1 weighs them as they are, 0 ignores them.
             refresh: Requests after which all scores are taken anew.
             strength: States that a prior weighs.
+            doubt: Chance, at most, of a false step-in of LRU within 10,000 requests.
         """
         self.period = refresh
         super().__init__()
@@ -77,6 +87,10 @@ class HazardStates(StateOrder):
         self._ghosts: OrderedDict[int, _Ghost] = OrderedDict()
         self._passed: NodeRecord | None = None
         self._estimate_at = 0
+        self._forecast: Forecast | None = None  # of the last estimate, once it is asked for
+        self._doubt = doubt
+        self._judge: Judge | None = None  # once a host says what LRU would have found
+        self._gained = self._lost = 0
 
     # -- events ------------------------------------------------------------------------------
 
@@ -145,7 +159,9 @@ class HazardStates(StateOrder):
         self._settle_passed()
         life = self._lives.get(record.serial) or self.learner.make(record)
         life.evicted, life.followed, life.stands_for = False, False, None
-        life.branched = record.live_children > 0  # made where a prompt parts from another
+        state = record.state
+        # Made where a prompt parts from another.
+        life.branched = record.live_children > 0 or (state is not None and state.parts)
         self.learner.classify(record, life)
         super().attach(record)
         self._follow(record)
@@ -162,6 +178,17 @@ class HazardStates(StateOrder):
         life = self._lives[record.serial]
         life.evicted = True
         self._follow(record, life.stands_for if life.superseded else life)
+
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        life = self._lives.pop(prefix.serial, None)
+        if life is not None:
+            if tail.serial in self._lives:
+                self.learner.censor(life)  # only a prompt that parts between the two would resume from it
+            else:
+                self._lives[tail.serial] = life
+        if self._passed is prefix:
+            self._passed = tail
+        self.merged(prefix, tail)
 
     def remove(self, record: NodeRecord) -> None:
         life = self._lives.pop(record.serial, None)
@@ -220,6 +247,17 @@ class HazardStates(StateOrder):
         if request.end is not None:
             self.learner.answered(request.end, info)
         super().finish(request, info)
+        judge, lru = self._judge, request.lru_matched
+        if judge is not None and lru is not None:
+            regret = lru - request.matched
+            if regret > 0:
+                self._lost += regret
+            else:
+                self._gained -= regret
+            judge.add(regret, request.matched + (info.new_tokens or 0))
+            if judge.turned:
+                judge.turned = False
+                self._due = self._requests  # all are ranked anew before the next victim
 
     def _settle_passed(self) -> None:
         """Count a use of the deepest evicted state that a request passed: it found none further on."""
@@ -230,10 +268,13 @@ class HazardStates(StateOrder):
     # -- scores ------------------------------------------------------------------------------
 
     def score(self, record: NodeRecord) -> float:
+        judge = self._judge
+        if judge is not None and judge.behind:
+            return as_lru(record)
         learner, life = self.learner, self._lives[record.serial]
         replay, alone = reach(record)
         bytes_freed = self._state_bytes + alone * self._kv_bytes
-        worth = learner.worth[life.group][bisect_right(ENDS, learner.now - life.last_use)]
+        worth = learner.worth_of(life)
         if life.stands_for is not None and life.followed and not life.branched:
             worth = max(worth, learner.worth_of(life.stands_for))
         return float(worth * (replay / bytes_freed) ** self._power)
@@ -255,6 +296,14 @@ class HazardStates(StateOrder):
         """Requests that have ended."""
         return self._requests
 
+    def compares(self) -> bool:
+        self._judge = Judge(self._doubt)
+        return True
+
+    def against_lru(self) -> Verdict | None:
+        judge = self._judge
+        return None if judge is None else verdict_of(judge, self._gained, self._lost)
+
     def below(self, pool: PoolState) -> VictimOrder:  # the same for states and for KV
         from costcache.policies.hazard.below import BelowHazardStates
 
@@ -264,6 +313,34 @@ class HazardStates(StateOrder):
 
     def _ghost_lives(self) -> list[Life]:
         return [life for _, life, _ in self._ghosts.values() if life is not None]
+
+    def reuse_chance(self, record: NodeRecord, within: float = math.inf) -> float:
+        life = self._lives.get(record.serial)
+        chance = None if life is None else self._chance(life, within)
+        return VictimOrder.reuse_chance(self, record, within) if chance is None else chance
+
+    def ghost_chance(self, name: int, within: float = math.inf) -> float | None:
+        ghost = self._ghosts.get(name)
+        return None if ghost is None or ghost[1] is None else self._chance(ghost[1], within)
+
+    def _chance(self, life: Life, within: float) -> float | None:
+        """Chance that a request resumes from a state; None before the first estimate.
+
+        Nothing is known of times longer than that watched. A state that stands in for the evicted one after
+        it is as likely to be used.
+        """
+        learner = self.learner
+        shares = learner.shares
+        if shares is None:
+            return None
+        forecast = self._forecast
+        if forecast is None or forecast.of is not shares:
+            forecast = self._forecast = Forecast(shares.T, shares)
+        within = min(within, learner.watched)
+        lives = [life]
+        if life.stands_for is not None and life.superseded:
+            lives.append(life.stands_for)
+        return max(forecast.chance(each.group, learner.now - each.last_use, within) for each in lives)
 
     def snapshot(self) -> StatesSnapshot:
         """Describe what the order knows now; changes nothing."""
@@ -282,6 +359,14 @@ class HazardStates(StateOrder):
         from costcache.policies.hazard.explained import StatesExplained
 
         return StatesExplained(self.learner)
+
+
+def as_lru(record: NodeRecord) -> float:
+    """Rank of a state under LRU; a leaf goes together with its state, and so by the older of the two."""
+    state = record.state
+    if state is None or (not record.live_children and record.recency < state.recency):
+        return float(record.recency)
+    return float(state.recency)
 
 
 def reach(record: NodeRecord) -> tuple[int, int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from costcache.policies.hazard.bins import BINS, FIRST, age_bin, edges
+from costcache.policies.hazard.bins import BINS, FIRST, SHORTEST, age_bin, edges
 from costcache.policies.hazard.depths import Depths
 from costcache.policies.hazard.survival import gittins_index
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from costcache.policies.hazard.life_table import Estimate
 
 __all__ = ["Worth"]
-
-_SHORTEST: Final = 2.0 ** -(FIRST + 0.5)
-"""Age up to which worth is constant, half a step below the first edge. It is constant after the last, too."""
 
 
 class Worth:
@@ -113,7 +110,7 @@ class Worth:
             factor = self._factors[depth]
         columns = self._columns
         column = columns[stratum if stratum < len(columns) else 0]
-        at = 2.0 * (math.log2(age) + FIRST) + 1.0 if age > _SHORTEST else 0.0
+        at = 2.0 * (math.log2(age) + FIRST) + 1.0 if age > SHORTEST else 0.0
         if column < 0 or at >= self._last:
             column = self._work_out(stratum, at)
             if at >= BINS:
@@ -155,7 +152,7 @@ class Worth:
         known = len(columns)
         for stratum, age in zip(strata, ages):  # noqa: B905 # mypyc compiles this form
             column = columns[stratum if stratum < known else 0]
-            at = 2.0 * (log2(age) + FIRST) + 1.0 if age > _SHORTEST else 0.0
+            at = 2.0 * (log2(age) + FIRST) + 1.0 if age > SHORTEST else 0.0
             if column < 0 or at >= last:
                 found.append(self.at(stratum, age))  # which may work out what was left out
                 columns, cells, width, last = self._columns, self._cells, self._width, self._last
@@ -172,7 +169,7 @@ class Worth:
 
         if self.as_lru:
             return -ages
-        at: NDArray[np.float64] = np.log2(np.maximum(ages, _SHORTEST))
+        at: NDArray[np.float64] = np.log2(np.maximum(ages, SHORTEST))
         at += FIRST
         at *= 2.0
         at += 1.0
