@@ -325,7 +325,7 @@ def test_a_leaf_evicted_in_one_step_leaves_what_sglangs_steps_leave(
 
     def replay() -> list[Any]:
         dice, server, found = random.Random(7), make("mha", page_size, write, policy=policy), []
-        for _ in range(60):
+        for _ in range(40):
             talk, turns = dice.randrange(6), dice.randrange(1, 9)
             prompt = [1000 * talk + token for token in range(37 * turns)] + [dice.randrange(10_000, 20_000)]
             match = server.match(prompt)
