@@ -426,7 +426,7 @@ class EndRuns(WideRuns):
     def follow(self, held: Held, request: Any) -> None:
         """A request's path begins: note what LRU would have found, if this is its first one."""
         shadow, size, step = self._shadow, self.size, self.groups.step
-        if shadow is None:
+        if shadow is None or self.pool.fell_back:
             return
         prompt, shared = request.num_prompt_tokens, request.shared_prefix_boundary // step * step
         if shared in (prompt // step * step, (prompt - 1) // step * step):

@@ -129,15 +129,17 @@ class ShadowEnds:
                 case; else 0.
         """
         names = hashes[self._every - 1 :: self._every]
-        best = self._root
+        best, reach = self._root, self._reach(names)
+        # A drafter computes its block again, and proves with one more that the prompt goes on as before.
+        proof = 1 if self._groups.proven else 0
         for name in self._ends.keys() & names:
             end = self._ends[name]
-            if best.stop < end.stop <= most:
+            if best.stop < end.stop <= most and end.stop + proof <= max(reach, end.stop):
                 best = end
         self._pin(best)
         path = ShadowPath(hashes, names, best)
         step = self._groups.step // self._size
-        reach = min(self._reach(names), most) // step * step
+        reach = min(reach, most) // step * step
         if reach > best.stop:
             path.parts = reach
         if shared != reach:
