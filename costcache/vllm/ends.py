@@ -387,7 +387,8 @@ class EndRuns(WideRuns):
             name, order = rank_ends(binding, pools)
             hash_size = self._vllm.hash_block_size
             self._shadow = None
-            if order.compares():
+            # With a drafter an end needs the block after it, too, which the shadow does not follow.
+            if not self.groups.proven and order.compares():
                 self._shadow = ShadowEnds(self.groups, len(self._vllm.blocks) - 1, self.size // hash_size)
             return name, order
 

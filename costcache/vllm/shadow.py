@@ -1,23 +1,23 @@
 """Shadow of LRU in several KV cache groups: what our ``lru`` would find with the same blocks.
 
-A request resumes from an end, so what LRU finds is the longest of the ends on the request's path that it still
-has. The shadow keeps the ends that ``lru`` would keep, with the blocks that each of them needs, and gives them
-up as ``lru`` does: blocks after the last end of a path first, then the end that is least recent, alone if
-others follow it and else with the blocks back to the one before it.
+A request resumes from an end, so what LRU finds is the longest of the ends on the request's path that it
+still has. The shadow keeps the ends that ``lru`` would keep, with the blocks that each of them needs, and
+gives them up as ``lru`` does: blocks after the last end of a path first, then the end that is least recent,
+alone if others follow it and else with the blocks back to the one before it.
 
 No block is looked at twice. A *stretch* stands for the blocks of full attention between two ends, named by
 vLLM's own hashes; so does one that leads to several stretches and whose end is gone. A request looks up the
 names of its blocks in two dicts, in C, and changes a few stretches.
 
-Exact where requests come one at a time. It says what is taken for granted elsewhere:
+It is close, not exact. What it takes for granted:
 
 - LRU's room is that of the cache: what tree and ends need after an eviction. So a running request needs the
-  same in both; in truth it needs more in the one that found less, until its end.
-- Ends are as recent as their request's end, one after the other; with several requests at a time, a window that
-  a running request has left may be older.
+  same in both; in truth it needs more in the one that found less, by the window blocks of a chunk at most.
+- Ends are as recent as their request's end, one after the other.
 - LRU keeps the ends that the cache keeps after what LRU found, and one where prompts part by what LRU has. A
-  state that only the other one's chunks would have left, on the way, is not made.
+  state that only LRU's own chunks would have left, on the way, is not made.
 - Where two ends share window blocks of a third that is gone, each counts them.
+- Blocks that nothing needs are gone at once, but for those of an end that the cache found that way, too.
 """
 
 from __future__ import annotations
@@ -129,17 +129,15 @@ class ShadowEnds:
                 case; else 0.
         """
         names = hashes[self._every - 1 :: self._every]
-        best, reach = self._root, self._reach(names)
-        # A drafter computes its block again, and proves with one more that the prompt goes on as before.
-        proof = 1 if self._groups.proven else 0
+        best = self._root
         for name in self._ends.keys() & names:
             end = self._ends[name]
-            if best.stop < end.stop <= most and end.stop + proof <= max(reach, end.stop):
+            if best.stop < end.stop <= most:
                 best = end
         self._pin(best)
         path = ShadowPath(hashes, names, best)
         step = self._groups.step // self._size
-        reach = min(reach, most) // step * step
+        reach = min(self._reach(names), most) // step * step
         if reach > best.stop:
             path.parts = reach
         if shared != reach:
@@ -261,7 +259,7 @@ class ShadowEnds:
         self._settle(end)
 
     def _count_below(self, stretch: _Stretch) -> None:
-        """Ends after a stretch share no blocks any more with the end that it had, or share some from now on."""
+        """Ends after a stretch share blocks with its end from now on, or no longer."""
         for each in stretch.after:
             if each.is_end:
                 self._count(each)

@@ -128,16 +128,9 @@ def check_shadow(shadow: ShadowEnds) -> None:
         own = shadow._groups.own(0 if before is None else before.stop * size, stretch.stop * size)
         assert stretch.own == (own if stretch.is_end else 0)
         assert (stretch in shadow._line) == (stretch.is_end and not stretch.pins)
-        lone = not stretch.after and stretch.names and not stretch.is_end
-        assert (
-            stretch.is_end or len(stretch.after) > 1 or not lone or stretch in shadow._dead or _runs(stretch)
-        )
+        if not stretch.after and stretch.names and not stretch.is_end:
+            assert stretch in shadow._dead or stretch.above.pins  # or the tail of a request that runs
     assert abs(shadow.blocks - blocks) < 1e-6
     assert set(shadow._ends.values()) <= {each for each in known if each.is_end}
     assert set(shadow._first.values()) <= set(known)
 
-
-def _runs(stretch: Any) -> bool:
-    """Whether a stretch is the tail of a request that runs."""
-    above = stretch.above
-    return bool(above.pins)

@@ -17,7 +17,7 @@ from tests.vllm.serving import Server
 from tests.vllm.test_group_cases import HYBRIDS, chats, gemma, seats
 from tests.vllm.test_groups import MODELS
 
-ENDS = [model for model in MODELS if model not in {"two of full attention", "chunks"}]
+ENDS = [model for model in MODELS if model not in {"two of full attention", "chunks", "a drafter"}]
 
 
 def said(monkeypatch: pytest.MonkeyPatch) -> list[RequestRecord]:
@@ -134,6 +134,12 @@ def test_the_verdict_begins_anew_after_a_reset() -> None:
     assert runs.pool.order.against_lru()[:2] == (0, 0)
     conversations(server, 0, 60, None)
     assert server.pool.costcache.runs is runs
+
+
+def test_without_a_shadow_nothing_is_compared() -> None:
+    server = Server(MODELS["a drafter"](), "hazard")
+    conversations(server, 0, 40, None)
+    assert server.pool.costcache.runs.pool.order.against_lru() is None
 
 
 def test_policies_that_do_not_compare_themselves_cost_no_shadow() -> None:
