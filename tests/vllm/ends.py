@@ -133,4 +133,3 @@ def check_shadow(shadow: ShadowEnds) -> None:
     assert abs(shadow.blocks - blocks) < 1e-6
     assert set(shadow._ends.values()) <= {each for each in known if each.is_end}
     assert set(shadow._first.values()) <= set(known)
-
