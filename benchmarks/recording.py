@@ -2,11 +2,14 @@
 
     python benchmarks/recording.py
 
-Each request has a prompt of its own and 256 generated tokens. "Server" is the processor time of the call that
-hands the request over, its tokens copied. "Recorder" is that of hashing, encoding and writing it, of tokens
-as in SGLang and of hashes that the server has as in vLLM; Python lets the server's threads run in between, so
-both count. The last columns are the sum as a share of the request's modelled time on an H100: the prefill of
-the tenth of the prompt that is not cached, and 256 decoding steps of 10 ms that 64 requests share.
+Each request has a prompt of which nine tenths are those of the request before it, and 256 generated tokens.
+"Server" is the processor time of the call that hands the request over, its tokens copied. "Recorder" is that
+of hashing, encoding and writing it, of tokens as in SGLang and of hashes that the server has as in vLLM;
+"new" is that of a prompt that was never seen. Python lets the server's threads run in between, so both count.
+The last columns are the sum as a share of the request's modelled time on an H100: the prefill of the tenth of
+the prompt that is not cached, and 256 decoding steps of 10 ms that 64 requests share.
+
+``benchmarks/_hashing.py`` is for counting instructions.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from costcache.recording.settings import RecordSettings
 from costcache.records import RequestInfo
 from costcache.sim.ttft import prefill_model
 
+KINDS = ("tokens", "hashes")
 LENGTHS = (1_000, 10_000, 100_000)
 OUTPUT = 256
 BLOCK = 16
@@ -37,24 +41,30 @@ STEP_SECONDS = 0.010
 BATCH = 64
 
 
-def contents(length: int) -> dict[str, Content]:
-    """The same request as each server has it."""
-    rng = random.Random(length)
-    tokens = array("q", (rng.randrange(100_000) for _ in range(length + OUTPUT)))
-    hashes = [rng.randbytes(32) for _ in range((length + OUTPUT) // BLOCK)]
-    return {
-        "tokens": Tokens(b"", tokens[:length].tobytes(), tokens[length:].tobytes()),
-        "hashes": Hashed(hashes, length, OUTPUT, BLOCK, b"r"),
-    }
+def content(kind: str, length: int, turn: int, new: int) -> Content:
+    """A request as a server has it, of which ``new`` prompt tokens are no other's."""
+    shared, own = random.Random(length), random.Random(turn)
+    head, tail = (length - new) // BLOCK, -(-(new + OUTPUT) // BLOCK)
+    if kind == "hashes":
+        hashes = [shared.randbytes(32) for _ in range(head)] + [own.randbytes(32) for _ in range(tail)]
+        return Hashed(hashes, length, OUTPUT, BLOCK, b"r")
+    tokens = array("q", (shared.randrange(100_000) for _ in range(head * BLOCK)))
+    tokens.extend(own.randrange(100_000) for _ in range(length + OUTPUT - len(tokens)))
+    return Tokens(b"", tokens[:length].tobytes(), tokens[length:].tobytes())
 
 
-def recorded(content: Content, length: int, folder: str) -> float:
+def contents(kind: str, length: int, new: int, count: int = TURNS) -> list[Content]:
+    """Requests, one after another."""
+    return [content(kind, length, turn, new) for turn in range(count)]
+
+
+def recorded(requests: list[Content], length: int, folder: str) -> float:
     """Median microseconds of the recorder's thread."""
     hasher, encode = Hasher(b"salt"), msgspec.json.Encoder().encode
     files = Files(folder, b"{}\n", 1 << 30, rotate=True)
     times = []
-    for _ in range(TURNS):
-        ended = Ended(content, length, 0, 1.0, 2.0, RequestInfo(output_tokens=OUTPUT))
+    for request in requests:
+        ended = Ended(request, length, 0, 1.0, 2.0, RequestInfo(output_tokens=OUTPUT))
         start = thread_time_ns()
         files.append(encode(Line(request=request_of(ended, hasher, BLOCK, 0.0))) + b"\n")
         times.append(thread_time_ns() - start)
@@ -87,14 +97,17 @@ def main() -> None:
         seconds = prefill.one(new, length - new) + OUTPUT * STEP_SECONDS / BATCH
         with tempfile.TemporaryDirectory() as folder:
             server = handed_over(length, folder)
-            thread = {name: recorded(content, length, folder) for name, content in contents(length).items()}
+            thread, unseen = (
+                [recorded(contents(kind, length, own), length, folder) for kind in KINDS]
+                for own in (new, length)
+            )
         rows.append(
             [
                 f"{length:,}",
                 f"{server:,.0f}",
-                *(f"{each:,.0f}" for each in thread.values()),
+                *(f"{each:,.0f}" for each in (*thread, *unseen)),
                 f"{seconds * 1000:,.1f}",
-                *(f"{(server + each) / seconds / 10_000:.2f} %" for each in thread.values()),
+                *(f"{(server + each) / seconds / 10_000:.2f} %" for each in thread),
             ]
         )
     headings = (
@@ -102,6 +115,8 @@ def main() -> None:
         "Server, µs",
         "Recorder, tokens, µs",
         "Recorder, hashes, µs",
+        "New, tokens, µs",
+        "New, hashes, µs",
         "Request, ms",
         "Share, tokens",
         "Share, hashes",

@@ -6,9 +6,9 @@ nothing heavy is loaded unless needed.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from costcache._lazy import lazily
 from costcache._version import __version__
 
 if TYPE_CHECKING:
@@ -97,13 +97,7 @@ _MODULES = {
     "hookimpl": "hookspecs",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'costcache' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"costcache.{_MODULES[name]}"), name)
-    globals()[name] = value  # the next access finds it without this function
-    return value
+__getattr__ = lazily(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

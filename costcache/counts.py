@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from costcache._version import described
+from costcache.eviction import USES
 
 if TYPE_CHECKING:
     from costcache.pool import Pool
 
 __all__ = [
+    "BY_USES",
+    "BY_USES_LABEL",
     "COUNTERS",
     "ENTRIES",
     "EXCESS",
@@ -36,8 +39,13 @@ COUNTERS = {
         "slow_decisions_total",
         "Decisions for which a plugin's policy took longer than its time budget.",
     ),
+    "resets": ("resets_total", "Times that all that was cached was dropped at once."),
 }
 """Names and texts by the field of :class:`costcache.eviction.EvictionCounters`."""
+BY_USES = ("victims_by_uses_total", "Victims by the requests that had used them.")
+"""A counter with one label more: each of :data:`costcache.eviction.USES`."""
+BY_USES_LABEL = "uses"
+_BY_USES = tuple(f"{BY_USES[0]}:{uses}" for uses in USES)
 VERDICT = {
     "falls": ("step_ins_total", "Times that LRU stepped in by the policy's verdict."),
     "gained": ("gained_tokens_total", "Tokens found that LRU would not have found."),
@@ -84,9 +92,13 @@ def info_of(pool: Pool, policy: str, core: str) -> dict[str, str]:
 
 
 def counts_of(pool: Pool) -> dict[str, int]:
-    """Counts of a pool by name, since it was made; those of a verdict begin anew after a reset."""
+    """Counts of a pool by name, since it was made; those of a verdict begin anew after a reset.
+
+    Those of :data:`BY_USES` have their label after the name and a colon.
+    """
     counters = pool.counters
     counts = {name: getattr(counters, field) for field, (name, _) in COUNTERS.items()}
+    counts.update(zip(_BY_USES, counters.by_uses, strict=True))
     counts[FALLBACKS[0]] = pool.fallbacks
     verdict = pool.order.against_lru()
     if verdict is not None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-__all__ = ["Eviction", "EvictionCounters", "Freed", "Refused"]
+__all__ = ["USES", "Eviction", "EvictionCounters", "Freed", "Refused", "class_of_uses"]
+
+USES: Final = ("1", "2", "3-4", "5-8", "9-16", "17+")
+"""Classes of nodes by the requests that used them, each twice as often as the one before."""
+_TOP: Final = 5
+
+
+def class_of_uses(uses: int) -> int:
+    """Index in :data:`USES` of a node that ``uses`` requests used, the one that made it included."""
+    return min((uses - 1).bit_length(), _TOP) if uses > 1 else 0
 
 
 class Refused(Enum):
@@ -102,6 +111,8 @@ class EvictionCounters:
         short: Evictions that freed less than their shortfall, because no more was evictable.
         oversized: Requests longer than the whole pool.
         slow: Decisions and walks for which a plugin's policy took longer than its time budget.
+        resets: Times that all was dropped at once, and something was cached.
+        by_uses: The victims by class, see :data:`USES`.
     """
 
     evictions: int = 0
@@ -114,3 +125,5 @@ class EvictionCounters:
     short: int = 0
     oversized: int = 0
     slow: int = 0
+    resets: int = 0
+    by_uses: list[int] = field(default_factory=lambda: [0] * len(USES))

@@ -29,12 +29,15 @@ from costcache.records import (
     tuple_maker,
 )
 
-__all__ = ["KeyedOrder", "VictimOrder", "check_key", "overridden"]
+__all__ = ["KeyedOrder", "VictimOrder", "adds_nothing_per_node", "check_key", "overridden"]
 
 _DELETE: Final = Action.DELETE
 _FIRST_LOOK: Final = 8
 """Entries that a decision moves before it looks whether keys hold still."""
-_PER_NODE: Final = ("insert", "use", "touch", "refresh", "split", "trim", "remove", "unlock")
+_PER_NODE: Final = (
+    *("insert", "use", "touch", "refresh", "split", "trim", "remove", "unlock"),
+    *("attach", "detach", "consume"),
+)
 """Events by which an order may keep something for each node."""
 _victim: Final = tuple_maker(Victim)
 
@@ -130,6 +133,12 @@ class VictimOrder:
         read what the upper order keeps in ``history.data``.
         """
 
+    def over_tier(self) -> None:
+        """A slower tier takes what is evicted here: a token lost costs a reload, whatever its depth.
+
+        Called before any other event.
+        """
+
     def below(self, pool: PoolState) -> VictimOrder | None:  # for subclasses
         """Make an order for a slower tier that shares what this one has learned.
 
@@ -210,7 +219,7 @@ class KeyedOrder(VictimOrder):
         self._heap: list[Any] = []
         self._queued = 0
         self._named: NodeRecord | None = None
-        if all(getattr(type(self), event) is getattr(KeyedOrder, event) for event in _PER_NODE):
+        if adds_nothing_per_node(self, KeyedOrder):
             setattr(self, "merge", self.merged)  # noqa: B010 # a method, to mypy
         if not self.rises:
             # Bound per instance, so that a rising order does not pay for a call per touched node.
@@ -366,6 +375,11 @@ def _is_valid(entry: Any) -> bool:
     key, _, record = entry
     queued = record.queued
     return queued is key or (queued is not None and bool(queued == key))
+
+
+def adds_nothing_per_node(order: VictimOrder, base: type[VictimOrder]) -> bool:
+    """Whether an order takes the events of single nodes just as a base class does, and so keeps no more."""
+    return all(getattr(type(order), event) is getattr(base, event) for event in _PER_NODE)
 
 
 def overridden(order: VictimOrder, event: str) -> Callable[..., None] | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, SupportsIndex
 
 from costcache.errors import PluginError
-from costcache.eviction import Eviction, EvictionCounters, Refused
+from costcache.eviction import Eviction, EvictionCounters, Refused, class_of_uses
 from costcache.guard import HookGuard, OrderGuard
 from costcache.orders import VictimOrder, overridden
 from costcache.records import (
@@ -204,6 +204,14 @@ class Pool:
         self._guard = OrderGuard(name, order, self.records, self._listen, watch)
         self._listen(order)
 
+    def over_tier(self) -> None:
+        """A slower tier takes what is evicted from this pool, which is empty yet."""
+        order: Any = self._guard.order
+        try:
+            order.over_tier()
+        except BaseException as error:
+            self._failed("over_tier", error)
+
     def _listen(self, order: VictimOrder) -> None:
         """Send events to ``order`` from now on: None marks those that it does not handle."""
         watch = self._watch = self._guard.watch
@@ -235,6 +243,8 @@ class Pool:
         if self.book is not self:
             return  # follows the pool that has the records
         self._dropped += self._guard.fallbacks
+        if self.live:
+            self.counters.resets += 1
         for record in self.live.values():
             record.parent = None
             record.state = None
@@ -513,17 +523,25 @@ class Pool:
         """Whether the order can have nodes merged; if not, :meth:`merge` must not be called."""
         return self._merge is not None
 
-    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
-        """The only child of a node takes its tokens over: a split undone. The pool must not be flat.
+    def merge(self, prefix: NodeRecord, tail: NodeRecord, *, flat: bool = False) -> None:
+        """The only child of a node takes its tokens over: a split undone.
 
-        Both must have been used by the latest walk, or else the tail would be made more recent.
+        Both must be equally recent, or else the tail would be made more recent or less.
 
         Args:
             prefix: The record of the node, which leaves the cache; it has no pins of its own and no state.
             tail: The record of its child, which keeps its identity, its state, its pins and its history, but
                 counts the uses of the prefix from now on.
+            flat: Both are leaves under the root, as all records of a flat pool are. Both are locked, or
+                neither is.
         """
-        tail.parent = prefix.parent
+        if flat or self.flat:
+            self.root.live_children -= 1
+            if prefix.locks:  # the lock of the tail holds its tokens from now on
+                self.root.locks -= 1
+                prefix.pins = 0
+        else:
+            tail.parent = prefix.parent
         tail.depth = prefix.depth
         tail.tokens += prefix.tokens
         tail.uses = max(tail.uses, prefix.uses)
@@ -814,7 +832,7 @@ class Pool:
 
     def _free_victims(self, eviction: Eviction) -> None:
         guard, take, goal, freed = self.book._guard, self.take, eviction.goal, 0
-        victims, trims = eviction._victims, 0
+        victims, trims, by_uses = eviction._victims, 0, self.counters.by_uses
         deferred: dict[int, Victim] = {}
         locked = False
         while freed < goal:
@@ -829,6 +847,7 @@ class Pool:
                 trimmed = action is _DELETE and record.parent is not None
                 trims += trimmed
                 victims.append((record.serial, end - got, got, trimmed, uses, recency))
+                by_uses[class_of_uses(uses)] += 1
             elif got is Refused.NOT_A_LEAF:
                 guard.drop(f"it named node #{record.serial}, which is not a leaf of this cache")
             else:

@@ -24,6 +24,7 @@ from pydantic import BaseModel
 import costcache
 from costcache import Deployment, ModelSpec, PolicySpec, PoolState, Settings, counts, hookspecs
 from costcache.cli import COMMANDS, cli
+from costcache.eviction import USES
 from costcache.model.presets import ALIASES
 from costcache.plugins import HOOKS, PluginManager
 from costcache.policies import NoSettings
@@ -452,6 +453,8 @@ def metrics_page(_: PluginManager) -> Iterator[str]:
     yield from ("| Metric | Kind | Meaning |", "|---|---|---|")
     rows = [(*counter, "counter") for counter in (*counts.COUNTERS.values(), counts.FALLBACKS)]
     rows += [(*counter, "counter") for counter in counts.VERDICT.values()]
+    uses = ", ".join(f"`{each}`" for each in USES)
+    rows.append((*counts.BY_USES, f"counter; label `{counts.BY_USES_LABEL}`: {uses}"))
     rows.append((*counts.IN_FORCE, "gauge, 0 or 1"))
     rows += [(*each[:2], "histogram, one value per eviction") for each in (counts.EXCESS, counts.SECONDS)]
     rows.append((*counts.INFO, f"gauge; labels {', '.join(f'`{label}`' for label in counts.INFO_LABELS)}"))

@@ -82,6 +82,36 @@ _EVERY = """
             self.records[record.parent.serial] = record.parent
 """
 
+_STORE = """
+import sqlite3
+from costcache import hookimpl
+from costcache.storage import StorageBackend, StorageSpec
+
+class Store(StorageBackend):
+    def __init__(self, capacity):
+        self.values, self.capacity, self.db = {}, capacity, sqlite3.connect(":memory:")
+    def get(self, key):
+        return self.values.get(key)
+    def put(self, key, value):
+        self.values.pop(key, None)
+        if len(value) > self.capacity:
+            return False
+        while self.values and sum(map(len, self.values.values())) + len(value) > self.capacity:
+            del self.values[next(iter(self.values))]
+        self.values[key] = value
+        return True
+    def delete(self, key):
+        self.values.pop(key, None)
+    def keys(self):
+        yield from ((key, len(value)) for key, value in self.values.items())
+    def close(self):
+        self.db.close()
+
+@hookimpl
+def storage_backend():
+    return {"NAME": StorageSpec(lambda path, capacity, settings: Store(capacity), "Nowhere.")}
+"""
+
 HEALTHY = _ORDER.replace("BASE", "LRU").replace("BODY", "")
 
 BROKEN: dict[str, Broken] = {
@@ -171,6 +201,30 @@ BROKEN: dict[str, Broken] = {
     ),
     "formats": Broken(
         _HOOK + "def trace_formats(): return {'x': 3}", "is 3, not a TraceFormat", "TraceFormat"
+    ),
+    "storage-spec": Broken(
+        _HOOK + "def storage_backend(): return {'NAME': 3}", "is not a StorageSpec", "StorageSpec"
+    ),
+    "storage-unopened": Broken(
+        _STORE.replace("Store(capacity)", "3"), "open returned 3", "return a StorageBackend"
+    ),
+    "storage-in-memory": Broken(
+        _STORE, "storage backend: after opening it again, keys lists 0", "once the value outlives the process"
+    ),
+    "storage-unbounded": Broken(
+        _STORE.replace("len(value) > self.capacity", "False"),
+        "the capacity is 100,000",
+        "let put evict until the new value fits",
+    ),
+    "storage-of-one-thread": Broken(
+        _STORE.replace(
+            "return self.values.get", "self.db.execute('select 1')\n        return self.values.get"
+        ),
+        "in another thread",
+        "any thread call the backend",
+    ),
+    "storage-talks": Broken(
+        _STORE.replace("return True", "return 'done'"), "put returned 'done'", "put a bool"
     ),
     "event": Broken(
         HEALTHY.replace("@hookimpl", "    def touchs(self, record): pass\n\n@hookimpl"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +14,17 @@ from numpy.typing import NDArray
 from costcache import Deployment, ModelSpec, RadixCache
 from costcache.model import FullAttention, LatentAttention, SlidingWindow, StateSpace
 from costcache.plugins import PluginManager
+from costcache.pool import Pool
 from costcache.radix import StateCache
+from costcache.radix.tree import RadixTree
+from costcache.radix.windows import WindowTree
 from costcache.storage import StorageBackend, StorageSpec
 from costcache.tiers import Buffers, Layout, Ranks, TieredCache
 from tests.property.kit import Plugin, manager
 
 PAGE = 4
+DEVICE = os.environ.get("COSTCACHE_TEST_DEVICE", "cpu")
+"""Where the device's tier is, unless a test says otherwise; ``cuda`` on a machine with a GPU."""
 _MHA = FullAttention(heads=4, kv_heads=2, head_dim=8)
 _SSM = StateSpace(variant="mamba2", conv_dim=32, conv_kernel=4, heads=2, head_dim=8, state_size=8, groups=1)
 LAYERS: dict[str, tuple[Any, ...]] = {
@@ -26,9 +32,11 @@ LAYERS: dict[str, tuple[Any, ...]] = {
     "mla": (LatentAttention(heads=4, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8),)
     * 3,
     "windows": (_MHA, SlidingWindow(heads=4, kv_heads=1, head_dim=8, window=8)),
+    "apart": (_MHA, SlidingWindow(heads=4, kv_heads=1, head_dim=8, window=8)),
     "hybrid": (_SSM, _MHA, _SSM),
 }
-"""Layers of a small model for each layout."""
+"""Layers of a small model for each layout; ``apart`` evicts its sliding windows apart."""
+WINDOW = 8
 
 
 def model(layout: str) -> ModelSpec:
@@ -42,9 +50,11 @@ def model(layout: str) -> ModelSpec:
     )
 
 
-def rows(tokens: NDArray[np.int64], sizes: tuple[int, ...], salt: int = 0) -> list[NDArray[np.uint8]]:
-    """The bytes that the rows of a prompt's tokens have to be, part by part: each depends on its whole "
-    "prefix."""
+def rows(tokens: NDArray[np.int64], sizes: tuple[int, ...], salt: int = 0) -> NDArray[np.uint8]:
+    """The bytes that the rows of a prompt's tokens have to be, of shape [tokens, bytes].
+
+    Each row depends on the whole prefix, and its parts differ.
+    """
     value, values = 0x9E3779B97F4A7C15 ^ salt, np.empty(tokens.size, np.uint64)
     for at, token in enumerate(tokens.tolist()):
         value = (value * 6364136223846793005 + 2 * token + 1) % 2**64
@@ -57,7 +67,7 @@ def rows(tokens: NDArray[np.int64], sizes: tuple[int, ...], salt: int = 0) -> li
                 2 * number + 3
             )
         found.append(mixed.astype(np.uint8))
-    return found
+    return np.concatenate(found, axis=1)
 
 
 class MemoryStore(StorageBackend):
@@ -67,6 +77,7 @@ class MemoryStore(StorageBackend):
         values: The values by key.
         refused: Error that every put raises; None for none.
         denied: Error that every get raises; None for none.
+        kept: Error that every delete raises; None for none.
         full: Whether puts find no room.
     """
 
@@ -74,6 +85,7 @@ class MemoryStore(StorageBackend):
         self.values: dict[bytes, bytes] = {}
         self.refused: BaseException | None = None
         self.denied: BaseException | None = None
+        self.kept: BaseException | None = None
         self.full = False
 
     def get(self, key: bytes) -> bytes | None:
@@ -89,6 +101,8 @@ class MemoryStore(StorageBackend):
         return not self.full
 
     def delete(self, key: bytes) -> None:
+        if self.kept is not None:
+            raise self.kept
         self.values.pop(key, None)
 
     def keys(self) -> Iterator[tuple[bytes, int]]:
@@ -96,6 +110,12 @@ class MemoryStore(StorageBackend):
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def window_pool(tree: RadixTree) -> Pool:
+    """The pool of window KV of a tree that evicts it apart."""
+    assert isinstance(tree, WindowTree)
+    return tree.windows
 
 
 def plugins_with(store: StorageBackend) -> PluginManager:
@@ -116,14 +136,14 @@ class Server:
         disk: int = 0,
         path: Path | None = None,
         policy: str = "lru",
-        device: str = "cpu",
+        device: str = DEVICE,
         plugins: PluginManager | None = None,
         ranks: Ranks | None = None,
         **settings: Any,
     ) -> None:
         """Make one; ``slots``, ``host`` and ``disk`` are tokens (and a state for each eight)."""
         spec, deployment = model(layout), Deployment(page_size=PAGE)
-        self.layout = Layout.of(spec, deployment)
+        self.layout = Layout.of(spec, deployment, windows_apart=layout == "apart")
         kv, state = self.layout.token_bytes, self.layout.state_bytes
         self.cache: RadixCache | StateCache
         if state:
@@ -145,9 +165,19 @@ class Server:
             settings.setdefault("state_share", 0.5)
             size: Callable[[int], int] = lambda tokens: 2 * tokens * kv  # noqa: E731
         else:
-            self.cache = RadixCache(spec, slots, PAGE, policy, deployment=deployment, plugins=plugins)
-            self.buffers = Buffers.allocate(self.layout, slots, device=device)
-            size = lambda tokens: tokens * kv  # noqa: E731
+            windows = max(32, slots // 2) if layout == "apart" else None
+            self.cache = RadixCache(
+                spec,
+                slots,
+                PAGE,
+                policy,
+                window_pool_size=windows,
+                deployment=deployment,
+                plugins=plugins,
+            )
+            self.buffers = Buffers.allocate(self.layout, slots, 0, windows or 0, device=device)
+            apart = self.layout.window_bytes * (windows or 0)
+            size = lambda tokens: tokens * kv + tokens * apart // slots  # noqa: E731
         self.tiers = TieredCache(
             self.cache, self.buffers, ranks=ranks, host=size(host), disk=size(disk), path=path, **settings
         )
@@ -157,19 +187,21 @@ class Server:
     def check(self, match: Any, tokens: NDArray[np.int64]) -> None:
         """Check that the device has the right bytes for a match."""
         slots = np.asarray(match.slots)
-        sizes = tuple(part.bytes for part in self.layout.tokens)
-        for got, want in zip(self.buffers.tokens.read(slots), rows(tokens[: slots.size], sizes), strict=True):
-            assert np.array_equal(got.cpu().numpy(), want), f"wrong bytes among the first {slots.size} tokens"
+        want = rows(tokens[: slots.size], self.buffers.tokens.sizes)
+        got = self.buffers.tokens.gather(slots).cpu().numpy()
+        assert np.array_equal(got, want), f"wrong bytes among the first {slots.size} tokens"
         self.checked += slots.size
         state = getattr(match, "state", None)
         if state is not None and self.buffers.states is not None:
-            sizes = tuple(part.bytes for part in self.layout.states)
-            for got, want in zip(
-                self.buffers.states.read(np.array([state])), rows(tokens[: slots.size], sizes, 1), strict=True
-            ):
-                assert np.array_equal(got.cpu().numpy()[0], want[-1]), (
-                    f"wrong state after {slots.size} tokens"
-                )
+            want = rows(tokens[: slots.size], self.buffers.states.sizes, 1)[-1]
+            got = self.buffers.states.gather(np.array([state])).cpu().numpy()[0]
+            assert np.array_equal(got, want), f"wrong state after {slots.size} tokens"
+        if self.buffers.windows is not None and slots.size:
+            held = self.tiers.window_rows(slots[-WINDOW:])
+            assert (held >= 0).all(), "a match without its window"
+            want = rows(tokens[: slots.size], self.buffers.windows.sizes, 2)[-WINDOW:]
+            got = self.buffers.windows.gather(held).cpu().numpy()
+            assert np.array_equal(got, want), f"wrong window KV before token {slots.size}"
 
     def begin(self, tokens: Any) -> Any:
         """Match a prompt and begin to load what slower tiers have of it."""
@@ -192,6 +224,9 @@ class Server:
         whole = tokens.size // PAGE * PAGE
         slots = tiers.allocate(whole - match.matched_len)
         state = cache.allocate_state() if isinstance(cache, StateCache) else None
+        if slots is not None and self.buffers.windows is not None and not self._windows(tiers, slots):
+            tiers.release(slots)
+            slots = None
         if slots is not None:
             self._compute(tokens, match.matched_len, np.asarray(slots), state)
             given = np.concatenate((np.asarray(match.slots), slots))
@@ -208,19 +243,29 @@ class Server:
         """Serve a prompt."""
         return self.end(self.begin(tokens))
 
+    def _windows(self, tiers: TieredCache, slots: Any) -> bool:
+        """Reserve window KV like a server that computes in chunks: the first have left by the end."""
+        first = np.asarray(slots)[:-24]
+        held = tiers.hold_windows(slots[-24:])
+        if held and tiers.hold_windows(first):
+            tiers.free_windows(first)
+        return held
+
     def _compute(
         self, tokens: NDArray[np.int64], start: int, slots: NDArray[np.int64], state: int | None
     ) -> None:
         import torch
 
         whole = start + slots.size
-        sizes = tuple(part.bytes for part in self.layout.tokens)
-        found = [torch.from_numpy(part[start:whole]) for part in rows(tokens[:whole], sizes)]
-        self.buffers.tokens.write(slots, found)
+        found = rows(tokens[:whole], self.buffers.tokens.sizes)[start:]
+        self.buffers.tokens.scatter(slots, torch.from_numpy(found))
         if state is not None and self.buffers.states is not None and whole:
-            sizes = tuple(part.bytes for part in self.layout.states)
-            last = [torch.from_numpy(part[-1:]) for part in rows(tokens[:whole], sizes, 1)]
-            self.buffers.states.write(np.array([state]), last)
+            last = rows(tokens[:whole], self.buffers.states.sizes, 1)[-1:]
+            self.buffers.states.scatter(np.array([state]), torch.from_numpy(last))
+        if self.buffers.windows is not None:
+            held = self.tiers.window_rows(slots)
+            found = rows(tokens[:whole], self.buffers.windows.sizes, 2)[start:]
+            self.buffers.windows.scatter(held[held >= 0], torch.from_numpy(found[held >= 0]))
 
 
 class Prompts:

@@ -179,6 +179,7 @@ def main() -> None:
         ("mha", "by_cost", "hazard"),
         ("hybrid", "write_through", "lru"),
         ("windows", "write_through_selective", "s3fifo"),
+        ("apart", "write_back", "hazard"),
     ):
         began = time.perf_counter()
         first, second = run(layout, write, policy, options.steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -76,15 +77,32 @@ def _write(kind: str, name: str, folder: Path | None) -> list[Path]:
     target = Path(words["distribution"]) if folder is None else folder
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise PluginError(f"{str(target)!r} exists: name another folder with --out, or remove it")
+    existed = target.exists()
     templates = resources.files("costcache.cli") / "templates" / kind
     written = []
-    for template, file in _FILES.items():
-        path = target / Template(file).substitute(words)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = (templates / template).read_text(encoding="utf-8")
-        path.write_text(Template(_closed(text)).substitute(words), encoding="utf-8")
-        written.append(path)
+    try:
+        for template, file in _FILES.items():
+            path = target / Template(file).substitute(words)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = (templates / template).read_text(encoding="utf-8")
+            path.write_text(Template(_closed(text)).substitute(words), encoding="utf-8")
+            written.append(path)
+    except BaseException:  # a full disk, a name too long, an interrupt: the whole distribution or nothing
+        _empty(target, keep=existed)
+        raise
     return written
+
+
+def _empty(target: Path, keep: bool) -> None:
+    """Remove what was written to a folder, all of which is ours, and the folder unless it is kept."""
+    if not keep:
+        shutil.rmtree(target, ignore_errors=True)
+        return
+    for path in target.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _closed(text: str) -> str:
@@ -97,9 +115,11 @@ def _check(name: str) -> None:
         raise PluginError(
             f"{name!r} cannot be the name of a plugin: give lower-case words, with hyphens between them"
         )
-    from costcache.plugins import get_plugins
+    from costcache.plugins import RESERVED, get_plugins
 
     found = get_plugins().describe()
     taken = {policy["name"] for policy in found["policies"]} | {plugin["name"] for plugin in found["plugins"]}
+    if name in RESERVED:
+        raise PluginError(f"the name {name!r} means something else on the command line: give another one")
     if name in taken or name == "costcache":
         raise PluginError(f"the name {name!r} is taken: see 'costcache plugins'")

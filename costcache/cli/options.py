@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from costcache.errors import SettingsError
 
 __all__ = [
     "WINDOW_OPTIONS",
+    "Seconds",
     "command_line",
     "deployment_options",
     "json_option",
@@ -26,6 +28,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 WINDOW_OPTIONS = ("window_layout", "swa_full_tokens_ratio", "window_chunk", "page_overhead")
 """Fields of a deployment about sliding windows."""
+
+
+class Seconds(click.FloatRange):
+    """Seconds that a command waits, up to a day: clocks do not take any number, and NaN is in any range."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__(least, 86400)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a number, as click calls for."""
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return found
+
 
 model_option = click.option(
     "--model",

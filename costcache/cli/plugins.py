@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from costcache.cli.options import json_option
+from costcache.cli.options import Seconds, json_option
 from costcache.cli.output import console, echo_json, new_table, say, show
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ def plugins(context: click.Context, as_json: bool) -> None:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0),
+    type=Seconds(0),
     default=10.0,
     show_default=True,
     help="Seconds of the conformance run of each plugin; 0 for none.",
 )
 @click.option(
     "--limit",
-    type=click.FloatRange(min=1),
+    type=Seconds(1),
     default=60.0,
     show_default=True,
     help="Seconds after which a check does not end.",
@@ -118,7 +118,7 @@ def _print_report(report: Report) -> None:
             plugin.name,
             plugin.source,
             plugin.distribution or "-",
-            ", ".join([*plugin.policies, *plugin.trace_formats]) or "-",
+            ", ".join([*plugin.policies, *plugin.trace_formats, *plugin.storage]) or "-",
             ", ".join(f"{model}: {claim}" for model, claim in plugin.claims.items()) or "-",
             f"{tried.count('passed')} of {len(tried)}" if tried else "-",
         )

@@ -113,8 +113,13 @@ class SimulateOptions(Options):
 @model_options(
     ServingSettings,
     "server",
-    *("concurrency", "decode_seconds", "rate", "load", "service", "outputs"),
+    *("concurrency", "decode_seconds", "rate", "load", "service", "clock", "outputs", "running"),
     prefix="With --serving, ",
+    running={
+        "help": "With --host, where running requests are: in_pool keeps their prompts, and room for their "
+        "outputs, in the device's pool until they end, as servers do; beside takes --capacity for what is "
+        "left for the cache."
+    },
 )
 @model_options(
     TierOptions,
@@ -160,6 +165,8 @@ def simulate(
         jobs=options.jobs > 1,
         plot=options.plot is not None,
     )
+    if tiers is None and server.running == "beside":
+        raise SettingsError("--running is for tiers: give --host too, or leave it out")
     if options.report or options.plot:
         check_outputs(report=options.report)
         if options.plot is not None:
@@ -290,7 +297,7 @@ def _tiered(
                 "kv_bytes_per_token": simulator.cost.token.kv_bytes,
                 "state_bytes": simulator.cost.token.state_bytes,
                 "tiers": tiers.model_dump(),
-                "serving": server.model_dump(exclude={"outputs", "service"}),
+                "serving": server.model_dump(exclude={"outputs", "service", "clock"}),
                 "prefill": simulator.prefill.model_dump(),
                 "warmup": simulator.warmup,
             }

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from costcache.counts import COUNTERS, FALLBACKS, IN_FORCE, INFO, VERDICT
+from costcache.counts import BY_USES, BY_USES_LABEL, COUNTERS, FALLBACKS, IN_FORCE, INFO, VERDICT
+from costcache.eviction import USES
 
 if TYPE_CHECKING:
+    from costcache.monitor.events import EventFigures
     from costcache.monitor.samples import Sample
 
 __all__ = ["Figures", "PoolFigures", "figures"]
 
 _OURS = "costcache:"
 _VLLMS_PAGES = "vllm:cache_config_info"
+_COUNTS = ("evictions", "victims", "trimmed", "evicted", "short", "clamped", "slow", "resets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class PoolFigures:
         short: Evictions that freed less than their shortfall.
         clamped: Answers of a plugin that were out of bounds.
         slow: Decisions of a plugin's policy that took longer than its time budget.
+        resets: Times that all was dropped at once.
+        by_uses: The victims by class: by the requests that had used them.
     """
 
     name: str
@@ -39,6 +44,8 @@ class PoolFigures:
     short: float
     clamped: float
     slow: float
+    resets: float
+    by_uses: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,7 @@ class Figures:
         in_force: Whether it is in force by that verdict.
         fallbacks: Orders dropped for LRU, since the server's start.
         pools: Evictions by pool; empty without metrics of costcache.
+        events: What the KV events of the span say; None without any.
     """
 
     server: str
@@ -88,6 +96,7 @@ class Figures:
     in_force: bool | None
     fallbacks: float
     pools: tuple[PoolFigures, ...]
+    events: EventFigures | None = None
 
     @property
     def hit_rate(self) -> float | None:
@@ -101,8 +110,14 @@ class Figures:
         """Tokens evicted in all pools that hold tokens of the device."""
         return sum(pool.evicted for pool in self.pools if pool.name in ("kv", "memory"))
 
+    @property
+    def resets(self) -> float:
+        """Times that the cache was reset."""
+        counted = max((pool.resets for pool in self.pools), default=0.0)  # a reset is of all pools
+        return counted or (0.0 if self.events is None else self.events.resets)
 
-def figures(now: Sample, before: Sample | None = None) -> Figures:
+
+def figures(now: Sample, before: Sample | None = None, events: EventFigures | None = None) -> Figures:
     """Figures of the time between two samples, or since the server's start."""
 
     def added(name: str, **labels: str) -> float | None:
@@ -123,11 +138,10 @@ def figures(now: Sample, before: Sample | None = None) -> Figures:
     )
     pools = tuple(
         PoolFigures(
-            name,
-            *(
-                ours(counters[field], pool=name) or 0.0
-                for field in ("evictions", "victims", "trimmed", "evicted", "short", "clamped", "slow")
-            ),
+            name=name,
+            **{field: ours(counters[field], pool=name) or 0.0 for field in _COUNTS},
+            # Versions that do not count these have none.
+            by_uses={uses: ours(BY_USES[0], pool=name, **{BY_USES_LABEL: uses}) or 0.0 for uses in USES},
         )
         for name in names
     )
@@ -159,6 +173,7 @@ def figures(now: Sample, before: Sample | None = None) -> Figures:
         in_force=None if in_force is None else in_force > 0,
         fallbacks=now.total(_OURS + FALLBACKS[0]) or 0.0,
         pools=pools,
+        events=events,
         **shape,
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from costcache.monitor.events import EventFigures
     from costcache.monitor.figures import Figures
     from costcache.sim.recordings.misses import Misses
 
@@ -16,6 +17,12 @@ _ENOUGH = 0.5
 _MUCH = 0.05
 """Share of the prompt tokens from which on a reason is named."""
 _LARGE_PAGE = 32
+_STARTS = "Put what changes, such as times, names and ids, after what all prompts share."
+_PAGES = "Use smaller pages, if the attention backend can."
+_RESETS = (
+    "Find what resets it: SGLang's /flush_cache and new weights, vLLM's /reset_prefix_cache and sleep. Call "
+    "these less often."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +49,21 @@ def reasons(now: Figures, misses: Misses | None = None) -> list[Reason]:
             guessed from figures.
     """
     found = _of_the_policy(now)
-    rate = now.hit_rate
+    rate, events = now.hit_rate, now.events
     if misses is not None and misses.tokens:
-        found += _recorded(misses)
-    elif rate is None:
-        found.append(
-            Reason("idle", "No prompt has been processed in this time.", "Send requests, and watch again.")
-        )
-    elif rate < _ENOUGH:
-        found += _guessed(now, rate)
-    return found
+        return found + _resets(now) + _recorded(misses)
+    if rate is None and (events is None or not events.stored):
+        idle = Reason("idle", "No prompt has been processed in this time.", "Send requests, and watch again.")
+        return [*found, *_resets(now), idle]
+    if rate is not None and rate >= _ENOUGH:
+        return found
+    if events is not None and events.stored:
+        found += _stored(events)
+        if all(reason.name != "reset" for reason in found):
+            found += _resets(now)
+    else:
+        found += _resets(now) + _guessed(now, rate or 0.0)
+    return found + _counted(now)
 
 
 def _of_the_policy(now: Figures) -> list[Reason]:
@@ -92,7 +104,7 @@ def _recorded(misses: Misses) -> list[Reason]:
         ),
         "other_start": (
             "of the prompt tokens are in prompts that begin as no other: nothing is shared.",
-            "Put what changes, such as times, names and ids, after what all prompts share.",
+            _STARTS,
         ),
         "new": (
             "of the prompt tokens are new, after a beginning that is shared.",
@@ -104,7 +116,7 @@ def _recorded(misses: Misses) -> list[Reason]:
         ),
         "cut": (
             "of the prompt tokens were cached in a page that is not the same to its end.",
-            "Use smaller pages, if the attention backend can.",
+            _PAGES,
         ),
     }
     shares = {name: getattr(misses, name) / misses.tokens for name in texts}
@@ -115,18 +127,65 @@ def _recorded(misses: Misses) -> list[Reason]:
     ]
 
 
+def _resets(now: Figures) -> list[Reason]:
+    """Resets that are known, without what they cost."""
+    if not now.resets:
+        return []
+    times = "once" if now.resets == 1 else f"{now.resets:,.0f} times"
+    return [Reason("reset", f"The cache was reset {times}, and began empty each time.", _RESETS)]
+
+
+def _stored(events: EventFigures) -> list[Reason]:
+    """Why the tokens that were stored had not been found, the largest share first."""
+    block = f"blocks of {events.block_size:,} tokens"
+    texts = {
+        "evicted": (
+            events.after_eviction,
+            "of the tokens stored had been cached before, and evicted: the pool is too small for them.",
+            "Record the requests (`costcache record setup`): a replay says what more memory would find.",
+        ),
+        "reset": (
+            events.after_reset,
+            "of the tokens stored had been cached before, and dropped when the cache was reset.",
+            _RESETS,
+        ),
+        "page-size": (
+            events.cut,
+            f"of the tokens stored begin as an earlier block, and go on otherwise: {block} are too large.",
+            _PAGES,
+        ),
+    }
+    new = events.stored - sum(tokens for tokens, _, _ in texts.values())
+    found = {name: tokens / events.stored for name, (tokens, _, _) in texts.items()}
+    reasons = [
+        Reason(name, f"{found[name]:.1%} {texts[name][1]}", texts[name][2])
+        for name in sorted(texts, key=lambda name: -found[name])
+        if found[name] >= _MUCH
+    ]
+    if new > events.stored / 2:
+        reasons.append(
+            Reason(
+                "nothing-shared",
+                f"{new / events.stored:.1%} of the tokens stored had never been cached: prompts share "
+                "little, or differ at their start.",
+                _STARTS,
+            )
+        )
+    return reasons
+
+
 def _guessed(now: Figures, rate: float) -> list[Reason]:
+    """What can be guessed from counts of tokens."""
     found = []
     prompt = now.prompt_tokens or 0.0
     missed = prompt * (1.0 - rate)
-    short = sum(pool.short for pool in now.pools)
     if now.pools and not now.evicted:
         found.append(
             Reason(
                 "nothing-shared",
                 "Nothing was evicted, so what was not found had never been computed: prompts share little, "
                 "or differ at their start.",
-                "Put what changes, such as times, names and ids, after what all prompts share.",
+                _STARTS,
             )
         )
     elif now.pools and now.capacity:
@@ -143,6 +202,23 @@ def _guessed(now: Figures, rate: float) -> list[Reason]:
                 "gone, and a replay what more memory or another policy would find.",
             )
         )
+    cut = (now.requests or 0.0) * (now.page_size or 0.0) / 2
+    if now.page_size and now.page_size >= _LARGE_PAGE and prompt and cut > _MUCH * prompt:
+        found.append(
+            Reason(
+                "page-size",
+                f"Matches end at pages of {now.page_size:,.0f} tokens, half a page per prompt in the mean.",
+                _PAGES,
+            )
+        )
+    return found
+
+
+def _counted(now: Figures) -> list[Reason]:
+    """What counts of costcache say for certain."""
+    found = []
+    prompt = now.prompt_tokens or 0.0
+    short = sum(pool.short for pool in now.pools)
     if now.lost and now.lost > _MUCH * prompt:
         found.append(
             Reason(
@@ -150,15 +226,6 @@ def _guessed(now: Figures, rate: float) -> list[Reason]:
                 f"LRU would have found {now.lost:,.0f} tokens that the policy did not"
                 + (f"; the policy found {now.gained:,.0f} that LRU would not." if now.gained else "."),
                 "Nothing if this is new: LRU steps in. Else replay a recording under other policies.",
-            )
-        )
-    cut = (now.requests or 0.0) * (now.page_size or 0.0) / 2
-    if now.page_size and now.page_size >= _LARGE_PAGE and prompt and cut > _MUCH * prompt:
-        found.append(
-            Reason(
-                "page-size",
-                f"Matches end at pages of {now.page_size:,.0f} tokens, half a page per prompt in the mean.",
-                "Use smaller pages, if the attention backend can.",
             )
         )
     if short:
@@ -169,7 +236,7 @@ def _guessed(now: Figures, rate: float) -> list[Reason]:
                 "Let fewer requests run at once, or give the pool more memory.",
             )
         )
-    if not now.pools:
+    if now.server and not now.pools:
         found.append(
             Reason(
                 "unknown",

@@ -15,7 +15,7 @@ from http.client import HTTPException
 from costcache.errors import CostcacheError
 from costcache.files import read_whole
 
-__all__ = ["PREFIXES", "MetricsError", "Sample", "address", "fetch", "load", "parse", "saved"]
+__all__ = ["NOTHING", "PREFIXES", "MetricsError", "Sample", "address", "fetch", "load", "parse", "saved"]
 
 PREFIXES = ("costcache:", "sglang:", "vllm:")
 """Metrics that are read; all others are left out."""
@@ -50,6 +50,10 @@ class Sample:
         """Values of a label where a metric is 1, each once."""
         given = (have.get(wanted, "") for have, value in self.values.get(name, ()) if value == 1)
         return list(dict.fromkeys(each for each in given if each))
+
+
+NOTHING = Sample(0.0, "", {})
+"""Of a server whose metrics are not read."""
 
 
 def address(url: str) -> str:

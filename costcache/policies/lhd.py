@@ -135,6 +135,17 @@ class LHD(VictimOrder):
         prefix.data = Aged(prefix, entry.used, entry.group, entry.last)
         prefix.data.explores = entry.explores
 
+    def merge(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        entry: Aged = prefix.data
+        rest: Aged = tail.data
+        # A split undone: both have one history, that of the prefix, whose uses the tail has from now on.
+        rest.used, rest.group, rest.last = entry.used, entry.group, entry.last
+        if entry.explores != rest.explores:  # the one that does is an explorer no longer
+            self._budget += prefix.tokens if entry.explores else tail.tokens - prefix.tokens
+            rest.explores = False
+        self._drop(entry)
+        prefix.data = None
+
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._evicted(record, tokens)
 

@@ -10,7 +10,7 @@ import heapq
 from typing import Any
 
 from costcache.hookspecs import hookimpl
-from costcache.orders import KeyedOrder, VictimOrder, check_key
+from costcache.orders import KeyedOrder, VictimOrder, adds_nothing_per_node, check_key
 from costcache.policies.keyed import LRU
 from costcache.policies.spec import PolicySpec
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
@@ -42,6 +42,8 @@ class StateOrder(VictimOrder):
         self._out: set[int] = set()  # serials of those named, and neither evicted nor deferred yet
         self._requests = 0
         self._due = self.period
+        if adds_nothing_per_node(self, StateOrder):
+            self.merge = self.merged  # type: ignore[method-assign] # else nodes are not merged
 
     def score(self, record: NodeRecord) -> Any:
         """Rank of a record with a state; the lowest is evicted first."""
@@ -66,6 +68,15 @@ class StateOrder(VictimOrder):
 
     def consume(self, record: NodeRecord) -> None:
         self._queue(record)
+
+    def merged(self, prefix: NodeRecord, tail: NodeRecord) -> None:  # prefix has no state, and so no place
+        """Keep the queues right when two nodes are merged: all there is to do for a score of records alone.
+
+        An order that takes no event of single nodes has this as its :meth:`merge`. One that keeps something
+        for each node defines its own, which forgets that of ``prefix`` and calls this.
+        """
+        if tail.queued is not None:  # it has other tokens now, and maybe more uses
+            self._queue(tail)
 
     def trim(self, record: NodeRecord, tokens: int) -> None:
         self._out.discard(record.serial)  # the rest stays queued, and may be named again

@@ -252,53 +252,62 @@ class PrefixCache:
             raise _at_work("insert")
         self._busy = True  # see exclusive()
         try:
-            array = as_int64(tokens, "tokens")
-            given = self._given(slots, array.size)
-            priority = as_whole(priority, "priority")
-            if asker is not None:
-                record = self._asked(request, asker)
-            else:
-                record = self._pool.begin() if request is None else self._request(request)
-            tree, pool, page_size, windows = self._tree, self._pool, self._page_size, self._windows
-            computed = (
-                0 if windows is None else -(-as_count(window_from, "window_from") // page_size) * page_size
-            )
-            namespace = (extra_key, cache_salt)
-            key = as_key(array, page_size)
-            node = tree.match(tree.root(namespace), key, record)
-            matched = node.depth + node.tokens
-            if windows is not None:
-                computed = max(computed, windows.usable(node).end)
-            parts = [] if given is None or not matched else slots_of(node)
-            if node.priority < priority:  # then no ancestor has more either
-                pool.raise_priority(node, priority)
-            whole = array.size - array.size % page_size
-            added = whole - matched
-            if whole > self._slots.capacity and not record.oversized:
-                record.oversized = True
-                pool.counters.oversized += 1
-            if added and given is None:
-                added = self._fit(node, added)
-                self._collect()
-            if added:
-                if given is None:
-                    taken = self._slots.allocate(added)
-                    added = 0 if taken is None else taken.size
-                else:
-                    taken = given[matched:whole]
-                if taken is not None and added:
-                    taken = self._slots.cache(taken)
-                    node = tree.append(node, tree.part(key, matched, added), taken, record, priority)
-                    self._reserve()
-                    if self._events:
-                        self._events.stored(node, namespace)
-            done = Inserted(node, matched, added, given, parts, self._given_out)
-            if windows is not None:
-                done._keep(windows.keep_both(node, matched, computed, record))
-                self._collect()
-            return done
+            return self._insert(tokens, slots, request, window_from, priority, (extra_key, cache_salt), asker)
         finally:
             self._busy = False
+
+    def _insert(
+        self,
+        tokens: Any,
+        slots: Any,
+        request: Hashable,
+        window_from: int,
+        priority: int,
+        namespace: tuple[str | None, str | None],
+        asker: Asker | None,
+    ) -> Inserted:
+        array = as_int64(tokens, "tokens")
+        given = self._given(slots, array.size)
+        priority = as_whole(priority, "priority")
+        if asker is not None:
+            record = self._asked(request, asker)
+        else:
+            record = self._pool.begin() if request is None else self._request(request)
+        tree, pool, page_size, windows = self._tree, self._pool, self._page_size, self._windows
+        computed = 0 if windows is None else -(-as_count(window_from, "window_from") // page_size) * page_size
+        key = as_key(array, page_size)
+        node = tree.match(tree.root(namespace), key, record)
+        matched = node.depth + node.tokens
+        if windows is not None:
+            computed = max(computed, windows.usable(node).end)
+        parts = [] if given is None or not matched else slots_of(node)
+        if node.priority < priority:  # then no ancestor has more either
+            pool.raise_priority(node, priority)
+        whole = array.size - array.size % page_size
+        added = whole - matched
+        if whole > self._slots.capacity and not record.oversized:
+            record.oversized = True
+            pool.counters.oversized += 1
+        if added and given is None:
+            added = self._fit(node, added)
+            self._collect()
+        if added:
+            if given is None:
+                taken = self._slots.allocate(added)
+                added = 0 if taken is None else taken.size
+            else:
+                taken = given[matched:whole]
+            if taken is not None and added:
+                taken = self._slots.cache(taken)
+                node = tree.append(node, tree.part(key, matched, added), taken, record, priority)
+                self._reserve()
+                if self._events:
+                    self._events.stored(node, namespace)
+        done = Inserted(node, matched, added, given, parts, self._given_out)
+        if windows is not None:
+            done._keep(windows.keep_both(node, matched, computed, record))
+            self._collect()
+        return done
 
     @exclusive
     def finish(self, request: Hashable, info: RequestInfo | None = None) -> None:
@@ -513,7 +522,11 @@ class PrefixCache:
         if not isinstance(node, Node):
             raise TypeError(f"node is {node!r}: give the node of a match or of an insert")
         current = node.current()
-        if current.parent is not None and self._pool.live.get(current.serial) is not current:
+        if isinstance(current, Root):  # an empty one is of no cache yet
+            foreign = bool(current.children) and self._tree.roots.get(current.namespace) is not current
+        else:
+            foreign = current.parent is not None and self._pool.live.get(current.serial) is not current
+        if foreign:
             raise ValueError(f"{node!r} is a node of another cache: give it to the cache that it is from")
         return current
 
@@ -522,6 +535,13 @@ class PrefixCache:
         if record is None:
             record = self._requests[name] = self._pool.begin()
         return record
+
+    def asker_of(self, request: Hashable, asker: Asker | None = None) -> Asker | None:
+        """Who sent a running request, as policies see it; ``asker``, checked, if that is not known yet."""
+        record = None if request is None else self._requests.get(request)
+        if record is not None and record.asker is not None:
+            return record.asker
+        return None if asker is None else self._askers.of(*as_asker(asker))
 
     def _asked(self, name: Hashable, asker: Asker) -> RequestRecord:
         """The record of a request of which it is known who sent it."""
@@ -646,6 +666,7 @@ class RadixCache(PrefixCache):
         """The pool of sliding-window KV as it is now; None if there is one pool."""
         return None if self._windows is None else self._windows.windows.state()
 
+    @exclusive
     def reserve_windows(self, tokens: int) -> bool:
         """Reserve room for the window KV of a running request, evicting the shortfall.
 
@@ -666,6 +687,7 @@ class RadixCache(PrefixCache):
         pool.reserved += wanted
         return True
 
+    @exclusive
     def release_windows(self, tokens: int) -> None:
         """Release reserved room for window KV.
 
@@ -678,6 +700,7 @@ class RadixCache(PrefixCache):
             raise ValueError(f"tokens is {count}: {pool.reserved} are reserved in the pool of windows")
         pool.reserved -= count
 
+    @exclusive
     def evict_windows(self, tokens: int) -> Eviction:
         """Free the window KV of at least ``tokens`` tokens, or all that is evictable if that is less.
 
@@ -694,6 +717,7 @@ class RadixCache(PrefixCache):
         eviction.slots = self._out(self._collect())
         return eviction
 
+    @exclusive
     def on_windows_freed(self, freed: Callable[[Any], object]) -> None:
         """Call ``freed`` with the slots of tokens whose window KV is free from now on.
 

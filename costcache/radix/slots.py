@@ -137,8 +137,20 @@ class Slots:
         Raises:
             ValueError: A slot is out of range, free already, or in the cache. Nothing changes.
         """
-        if not slots.size:
-            return
+        if slots.size:
+            self.check_reserved(slots, "be freed")
+            self.free += self._make_free(np.unique(slots))
+
+    def check_reserved(self, slots: NDArray[np.int64], can: str) -> None:
+        """Raise unless a request has reserved all of these slots, one or more.
+
+        Args:
+            slots: The slots.
+            can: What only reserved slots can do.
+
+        Raises:
+            ValueError: A slot is out of range, free, or in the cache.
+        """
         if slots.view(np.uint64).max() >= self.capacity:
             wrong = slots[(slots < 0) | (slots >= self.capacity)][0]
             raise ValueError(f"slot {wrong} is not in the pool: slots go from 0 to {self.capacity - 1}")
@@ -146,8 +158,7 @@ class Slots:
         if (state != RESERVED).any():
             wrong = slots[state != RESERVED][0]
             where = "free" if self._state[wrong] == FREE else "in the cache"
-            raise ValueError(f"slot {wrong} is {where}: only slots that a request has reserved can be freed")
-        self.free += self._make_free(np.unique(slots))
+            raise ValueError(f"slot {wrong} is {where}: only slots that a request has reserved can {can}")
 
     def evict(self, slots: NDArray[np.int64]) -> None:
         """Free cached slots, once their victims have left the tree."""

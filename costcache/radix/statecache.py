@@ -143,6 +143,7 @@ class StateCache(PrefixCache):
             super().match_prefix(tokens, request, extra_key=extra_key, cache_salt=cache_salt, asker=asker),
         )
 
+    @exclusive
     def insert(  # type: ignore[override]  # there are no windows apart, so no window_from
         self,
         tokens: Any,
@@ -180,18 +181,10 @@ class StateCache(PrefixCache):
                     f"the state is one of {len(tokens)} tokens, not whole pages of {self._page_size}: keep "
                     "one at the end of a page"
                 )
-        done = super().insert(
-            tokens,
-            slots,
-            request,
-            priority=priority,
-            extra_key=extra_key,
-            cache_salt=cache_salt,
-            asker=asker,
-        )
+        done = self._insert(tokens, slots, request, 0, priority, (extra_key, cache_salt), asker)
         node = done.node
         if state is not None and node.end == len(tokens) and node.parent is not None and node.state is None:
-            self.attach(node, state)
+            self._attach(node, state)
         return done
 
     @exclusive
@@ -201,11 +194,14 @@ class StateCache(PrefixCache):
         Raises:
             ValueError: The state is not reserved, or the node has one already or has been evicted.
         """
-        state = self._as_reserved(state)
-        self._tree.attach(self._checked_node(node), state)
+        self._attach(self._checked_node(node), self._as_reserved(state))
+
+    def _attach(self, node: Node, state: int) -> None:
+        self._tree.attach(node, state)
         self._reserved_slots.remove(state)
         self._reserve()
 
+    @exclusive
     def fork(self, node: Node) -> tuple[int, int] | None:
         """Reserve a state slot to copy the state of ``node`` to: a request writes to its own state only.
 
@@ -219,7 +215,7 @@ class StateCache(PrefixCache):
         if node.state is None:
             raise ValueError(f"{node!r} has no state: match its prefix again")
         self._pool.pin(node)
-        taken = self.allocate_state()
+        taken = self._allocate_state()
         self._pool.unpin(node)
         return None if taken is None else (node.state.slot, taken)
 
@@ -228,6 +224,9 @@ class StateCache(PrefixCache):
     @exclusive
     def allocate_state(self) -> int | None:
         """Reserve a state slot, evicting if none is free; None, with nothing evicted, if none can be."""
+        return self._allocate_state()
+
+    def _allocate_state(self) -> int | None:
         if not self._make_room(0, 1) or not self._free_slots:
             return None
         slot = self._free_slots.pop()
@@ -280,6 +279,11 @@ class StateCache(PrefixCache):
         return eviction
 
     # -- internals ---------------------------------------------------------------------------
+
+    def _checked_node(self, node: Any) -> Node:
+        """As in every cache; but a state belongs to the end that the node had when the caller got it."""
+        current = super()._checked_node(node)
+        return current if current is node else self._tree.ending_at(current, node.end)
 
     def _found(self, node: Node, first: bool) -> StateMatch:
         usable = self._tree.usable(node)

@@ -18,7 +18,7 @@ from costcache.errors import SettingsError
 from costcache.eviction import Refused
 from costcache.policies.states import make_state_order
 from costcache.radix.node import Node
-from costcache.radix.tree import NEVER, RadixTree
+from costcache.radix.tree import LONG, RadixTree
 from costcache.records import Action, State
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class StateTree(RadixTree):
         self.on_tombstone: Callable[[Node], object] | None = None
         self.pools: dict[str, Pool] = {}
         super().__init__(binding, self.capacity, page_bytes=page_bytes)
-        self.merge_from = NEVER  # victims are evicted whole, and states are at the ends of nodes
+        self.merge_from = LONG  # though victims are evicted whole: see joins
 
     def _make_pool(self, capacity: int) -> Pool:
         if self.state_capacity is None:
@@ -142,6 +142,22 @@ class StateTree(RadixTree):
         if self.state_capacity is None:
             return max(0, self.pool.free) // self.state_bytes
         return self.pools["state"].free
+
+    # -- structure ---------------------------------------------------------------------------
+
+    def joins(self, first: Node, before: Node, node: Node) -> bool:  # noqa: ARG002 # a state is enough
+        """Whether a node may take over the tokens before it: no state is kept among them.
+
+        What is merged is evicted at once, and would be evicted one after the other: without the state that
+        follows it, KV is dead.
+        """
+        return before.state is None
+
+    def ending_at(self, node: Node, end: int) -> Node:
+        """The node that ends ``end`` tokens after the root, on the path to ``node``; split off if need be."""
+        while node.depth >= end and node.parent is not None:
+            node = node.parent
+        return self.split(node, end - node.depth) if node.depth < end < node.end else node
 
     # -- states ------------------------------------------------------------------------------
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from costcache.binding import Binding
     from costcache.pool import Pool
 
-__all__ = ["NEVER", "RadixTree", "shared_pages"]
+__all__ = ["LONG", "NEVER", "RadixTree", "shared_pages"]
 
 _DELETE: Final = Action.DELETE
-_LONG: Final = 64
+LONG: Final = 64
 """Nodes of a path that may be many: beyond, walking them takes longer than comparing their tokens."""
 _ALIKE: Final = 8
 """Nodes are merged if the uses of one are at most a part in so many fewer than those of the one before it."""
@@ -42,9 +42,10 @@ class RadixTree:
     A prompt that grows by a token a request leaves a chain of as many nodes, each used once less than the one
     before it. So neighbours with nearly the same uses are merged when a walk has passed more than
     ``merge_from`` nodes: of a chain, as many stay as the logarithm of its uses asks for, whatever its length,
-    and a match costs what its tokens cost. Only nodes that no prompt branches off from are merged, where
-    leaves can be trimmed and the order has a handler of ``merge``; see
-    :meth:`costcache.orders.VictimOrder.merge`.
+    and a match costs what its tokens cost. Only nodes that no prompt branches off from, and that carry
+    nothing of their own, are merged, where leaves can be trimmed and the order has a handler of ``merge``;
+    see :meth:`costcache.orders.VictimOrder.merge`. Trees whose nodes carry more say what in :meth:`joins` and
+    :meth:`take_over`.
 
     Attributes:
         binding: The model, its policy and its plugin.
@@ -76,7 +77,7 @@ class RadixTree:
         self.on_remove: Callable[[Node, int], None] | None = None
         self.on_free: Callable[[NDArray[np.int64]], object] | None = None
         self._trim_step = binding.trim_step()
-        self.merge_from = _LONG if self._trim_step else NEVER  # what is evicted whole must not grow
+        self.merge_from = LONG if self._trim_step else NEVER  # what is evicted whole must not grow
         self.merge_alike = _ALIKE
         self.pool: Pool = self._make_pool(capacity.__index__() // page_size * page_size)
 
@@ -234,6 +235,7 @@ class RadixTree:
                     and not before.pins
                     and before.priority == node.priority
                     and alike * (first.uses - node.uses) <= first.uses
+                    and self.joins(first, before, node)
                 ):
                     run.append(node)
                     spared += 1
@@ -246,6 +248,10 @@ class RadixTree:
                 if len(run) > 1:
                     self.merge(run)
 
+    def joins(self, first: Node, before: Node, node: Node) -> bool:  # noqa: ARG002 # for subclasses
+        """Whether a node may take over the tokens of ``before``, its parent, and of all from ``first`` on."""
+        return True
+
     def merge(self, run: list[Node]) -> None:
         """Merge nodes, of which each but the first is the only child of the one before it.
 
@@ -255,18 +261,22 @@ class RadixTree:
         first, node = run[0], run[0]
         parent, slots = _parent(first), [each.slots for each in run if each.slots is not None]
         for tail in run[1:]:
-            key, hashes, more = node.key, node.hashes, tail.hashes
-            key += tail.key
-            tail.key, tail.edge = key, node.edge
-            tail.hashes = None if hashes is None or more is None else hashes + more
-            node.key, node.hashes, node.slots = bytearray(), None, None
-            node.children = {}
-            node.into = tail
-            self.pool.merge(node, tail)
+            self.take_over(node, tail)
             node = tail
         parent.children[node.edge] = node
         if slots:
             node.slots = _joined(slots)
+
+    def take_over(self, prefix: Node, tail: Node) -> None:
+        """Give the tokens of a node, but not their slots, to its only child."""
+        key, hashes, more = prefix.key, prefix.hashes, tail.hashes
+        key += tail.key
+        tail.key, tail.edge = key, prefix.edge
+        tail.hashes = None if hashes is None or more is None else hashes + more
+        prefix.key, prefix.hashes, prefix.slots = bytearray(), None, None
+        prefix.children = {}
+        prefix.into = tail
+        self.pool.merge(prefix, tail)
 
     def trim(self, node: Node, tokens: int) -> None:
         """Cut the last ``tokens`` tokens, whole pages but not all, off a leaf, and free their slots."""

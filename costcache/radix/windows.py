@@ -22,7 +22,7 @@ from costcache.cost import longest_window
 from costcache.errors import SettingsError
 from costcache.eviction import Refused
 from costcache.radix.node import Node
-from costcache.radix.tree import NEVER, RadixTree
+from costcache.radix.tree import RadixTree
 from costcache.records import NodeRecord, PoolState, RequestInfo, RequestRecord, Victim
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class WindowTree(RadixTree):
     Attributes:
         split_of: ``"own-pool"`` or ``"shared-pages"``.
         window: Tokens before the end of a match whose window KV must be cached.
+        tail: The same in whole pages.
         kept: Tokens before the end of a request, whole pages, whose window KV is kept, and that a match uses;
             in shared pages all that the request computed is kept, as in vLLM.
         kv_bytes: Bytes of the full KV of one token.
@@ -94,6 +95,7 @@ class WindowTree(RadixTree):
         window_tokens: Tokens with window KV.
         on_free_window: Called with the slots of tokens whose window KV is freed, int64 of shape [tokens];
             their full KV may stay.
+        on_window_leaves: Called with a node just before its window KV is evicted alone.
     """
 
     def __init__(
@@ -123,8 +125,8 @@ class WindowTree(RadixTree):
             raise SettingsError(f"model {binding.cost.spec.name!r} has no sliding windows to cache apart")
         # The token that is computed next attends to itself, which vLLM counts and SGLang does not.
         self.window = max(1, longest - 1) if window_capacity is None else longest
-        self._tail = -(-self.window // page) * page
-        self.kept = self._tail + page
+        self.tail = -(-self.window // page) * page
+        self.kept = self.tail + page
         self.chunk = -(-binding.cost.deployment.window_chunk // page) * page
         self.kv_bytes, self.window_bytes = token.kv_bytes, token.swa_bytes
         self.window_capacity = None if window_capacity is None else window_capacity // page * page
@@ -137,12 +139,12 @@ class WindowTree(RadixTree):
             )
         self.pools: dict[str, Pool] = {}
         self.on_free_window: Callable[[NDArray[np.int64]], object] | None = None
+        self.on_window_leaves: Callable[[Node], object] | None = None
         self.window_tokens = 0
         self._pinned_windows = 0
         # Starts of the locked windows that reach into a node, by its serial number.
         self._locked: dict[int, list[int]] = {}
         super().__init__(binding, capacity, page_bytes=page_bytes)
-        self.merge_from = NEVER  # a window's record belongs to its node
 
     def _make_pool(self, capacity: int) -> Pool:
         binding = self.binding
@@ -408,6 +410,35 @@ class WindowTree(RadixTree):
             windows.unlock(part)
         return prefix
 
+    def joins(self, first: Node, before: Node, node: Node) -> bool:
+        """Whether a node may take over the tokens before it: either all have window KV, or none has.
+
+        Window KV is joined if it is of the same age, about as often used and as much locked, and within one
+        window, so that a lock still takes little more than that.
+        """
+        part, record = before.window, node.window
+        if part is None or record is None:
+            return part is record
+        oldest = first.window
+        return (
+            oldest is not None
+            and part.recency == record.recency
+            and part.priority == record.priority
+            and part.pins == record.pins
+            # Unlike nodes, windows may be used more often than those before them.
+            and self.merge_alike * abs(oldest.uses - record.uses) <= max(oldest.uses, record.uses)
+            and node.depth + node.tokens - first.depth <= self.tail
+        )
+
+    def take_over(self, prefix: Node, tail: Node) -> None:
+        """Give the tokens of a node, and their window KV, to its only child."""
+        super().take_over(prefix, tail)
+        self._locked.pop(prefix.serial, None)  # whatever reaches into the prefix reaches into the tail
+        part, record = prefix.window, tail.window
+        if part is not None and record is not None:
+            prefix.window = None
+            self.windows.merge(part, record, flat=True)
+
     def keep_window(
         self, node: Node, start: int, request: RequestRecord, *, fresh: bool = False, watermark: bool = True
     ) -> list[Node]:
@@ -427,7 +458,7 @@ class WindowTree(RadixTree):
         """
         end = node.depth + node.tokens
         # As much as there is room for: all (in shared pages), one window and a page, or one window.
-        firsts = [max(start, end - self.kept), max(start, end - self._tail)]
+        firsts = [max(start, end - self.kept), max(start, end - self.tail)]
         if self.windows is self.pool:
             firsts.insert(0, start)
         for first in dict.fromkeys(firsts):
@@ -440,9 +471,9 @@ class WindowTree(RadixTree):
         for each in reversed(missing):
             if each.depth < first:
                 self.split(each, first - each.depth)
-            if fresh and each is node and each.tokens > self._tail:
+            if fresh and each is node and each.tokens > self.tail:
                 # So that a lock takes one window, and no more.
-                added.append(self.split(each, each.tokens - self._tail))
+                added.append(self.split(each, each.tokens - self.tail))
                 self._add_window(added[-1], beside)
             added.append(each)
             self._add_window(each, beside)
@@ -519,10 +550,41 @@ class WindowTree(RadixTree):
         self.unpin(node)
         return possible
 
-    def _add_window(self, node: Node, request: RequestRecord) -> None:
+    def restore_window(self, node: Node, start: int, history: Node | None = None) -> list[Node]:
+        """Keep window KV before the end of a node that was copied into memory reserved for it.
+
+        Args:
+            node: The node.
+            start: First token of the window KV, a whole page.
+            history: Node at the same place of another tier, whose window's history it continues.
+
+        Returns:
+            Nodes whose window KV was added: those that had none.
+        """
+        missing, _ = self._missing(node, start)
+        for each in missing:
+            if each.depth < start:
+                self.split(each, start - each.depth)
+            self._add_window(each, None, None if history is None else history.window)
+        return missing
+
+    def resting_on(self, node: Node) -> list[Node]:
+        """The nodes that a request can resume from only while the window KV of ``node`` is cached."""
+        found, waiting = [], [node]
+        while waiting:
+            each = waiting.pop()
+            if each is node or each.depth + each.tokens - self.window < node.depth + node.tokens:
+                if self.usable(each) is each:
+                    found.append(each)
+                waiting.extend(each.children.values())
+        return found
+
+    def _add_window(
+        self, node: Node, request: RequestRecord | None, history: NodeRecord | None = None
+    ) -> None:
         node.window = record = WindowRecord(node, _MARK if self.windows is self.pool else 0)
         self.window_tokens += node.tokens
-        self.windows.insert(record, request, priority=node.priority)
+        self.windows.insert(record, request, priority=node.priority, history=history)
         if node.serial in self._locked:
             self._pin_window(record)
 
@@ -565,6 +627,8 @@ class WindowTree(RadixTree):
             return Refused.LOCKED
         tokens = record.tokens
         if node.children or node.locks:
+            if self.on_window_leaves is not None:
+                self.on_window_leaves(node)
             self.drop_window(node)
             return tokens * self.window_bytes if shared else tokens
         # A leaf without its window is dead.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -13,10 +13,17 @@ __all__ = ["Content", "Hashed", "Hasher", "Tokens"]
 _TOKEN_BYTES = 8
 _PER_TURN = 64
 """Hashes after which the thread lets others run: the server's must not wait for it."""
+_STRIDE = 64
+"""Blocks whose numbers are remembered together."""
+_MOST_STRIDES = 8192
+"""Strides that are remembered, in about 20 MB."""
 
 
 class Hasher:
     """Hashes with one salt.
+
+    A prompt that the cache has was hashed before, by the request that computed it. So what a stride of blocks
+    gave is remembered, and found by its tokens and those before it, which costs less than to hash them.
 
     Attributes:
         fingerprint: The same for two recordings with the same salt.
@@ -24,6 +31,7 @@ class Hasher:
 
     def __init__(self, salt: bytes) -> None:
         self._key = blake2b(salt, digest_size=32).digest()
+        self._strides: dict[Hashable, tuple[list[int], blake2b | None]] = {}  # least recently used first
         self.fingerprint = self.name("salt", "fingerprint")
 
     def name(self, kind: str, text: str) -> str:
@@ -35,6 +43,19 @@ class Hasher:
     def prefix(self, namespace: bytes) -> blake2b:
         """Begin a prefix; prompts of different namespaces share none."""
         return blake2b(namespace + len(namespace).to_bytes(8, "little"), digest_size=8, key=self._key)
+
+    def recall(self, stride: Hashable) -> tuple[list[int], blake2b | None] | None:
+        """The numbers of a stride of blocks and the prefix up to its end, if they are remembered."""
+        known = self._strides.pop(stride, None)
+        if known is not None:
+            self._strides[stride] = known
+        return known
+
+    def remember(self, stride: Hashable, numbers: list[int], prefix: blake2b | None = None) -> None:
+        """Remember what a stride gave, in place of the one that was recalled last."""
+        if len(self._strides) >= _MOST_STRIDES:
+            del self._strides[next(iter(self._strides))]
+        self._strides[stride] = numbers, prefix
 
     def numbers(self, digests: Iterable[bytes]) -> list[int]:
         """Stand for prefixes that have hashes already."""
@@ -88,8 +109,27 @@ class Tokens:
         """As in :class:`Content`."""
         step = block_size * _TOKEN_BYTES
         whole = len(self._prompt) // step * step
-        prefix = hasher.prefix(self._namespace)
-        prompt = _blocks(prefix, memoryview(self._prompt)[:whole], step)
+        prefix, view = hasher.prefix(self._namespace), memoryview(self._prompt)
+        prompt: list[int] = []
+        length, start = step * _STRIDE, 0
+        # Python's hash is much faster than BLAKE2. It names strides in this process alone.
+        name = hash((self._namespace, step))
+        while whole - start >= length:
+            part = view[start : start + length]
+            name = hash((name, hash(part)))
+            known = hasher.recall(name)
+            if known is None:
+                prefix = prefix.copy()
+                numbers = _blocks(prefix, part, step)
+                hasher.remember(name, numbers, prefix)
+            else:
+                numbers = known[0]
+                prefix = known[1] or prefix
+                time.sleep(0)
+            prompt += numbers
+            start += length
+        prefix = prefix.copy()
+        prompt += _blocks(prefix, view[start:whole], step)
         rest = self._prompt[whole:]
         output = None
         if self._output is not None:
@@ -135,7 +175,19 @@ class Hashed:
         """As in :class:`Content`; ``block_size`` is a multiple of that of the hashes."""
         per = block_size // self._hashed
         whole = self._prompt // block_size
-        numbers = hasher.numbers(self._hashes[per - 1 :: per])
+        hashes = self._hashes[per - 1 :: per]
+        numbers: list[int] = []
+        start = 0
+        while whole - start >= _STRIDE and len(hashes) - start >= _STRIDE:
+            part = hashes[start : start + _STRIDE]
+            name = (block_size, part[-1])  # each hash is one of all before it
+            known = hasher.recall(name)
+            if known is None:
+                known = hasher.numbers(part), None
+                hasher.remember(name, *known)
+            numbers += known[0]
+            start += _STRIDE
+        numbers += hasher.numbers(hashes[start:])
         blocks = -(-(self._prompt + self._output) // block_size)
         # Hashes may be missing at the end: a server need not hash what it does not cache.
         missing = range(len(numbers), blocks)

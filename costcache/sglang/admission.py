@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from costcache.tiers.writing import ByCost, Move
+from costcache.tiers.writing import ByCost, Move, Price
 
 if TYPE_CHECKING:
     from costcache.cost import CostModel
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from costcache.sglang.pools import Pools
 
 __all__ = ["Admission"]
-
-_FADING = 0.98
-"""Share of its weight that what was evicted before keeps at each eviction on the host."""
 
 
 class Admission:
@@ -34,9 +31,7 @@ class Admission:
         self._cost = cost
         self._pools = pools
         self._rule = ByCost()
-        # What a token on the host was worth when it was evicted, in seconds; the latest weighs most.
-        self._tokens = 0.0
-        self._worth = 0.0
+        self._price = Price()
         self.refused = {"copies": 0, "loads": 0}
 
     def copies(self, record: NodeRecord, depth: int, tokens: int, states: int, *, free: int) -> bool:
@@ -49,9 +44,13 @@ class Admission:
             states: States at its end that would be copied along.
             free: Free tokens on the host; what does not fit displaces others.
         """
-        displaced = max(0, tokens - free) * self._worth / self._tokens if self._tokens else 0.0
-        worth = self._rule.copies(self._move(record, depth, tokens, states, displaced))
-        self.refused["copies"] += not worth
+        missing = self._cost.reload_bytes(max(0, tokens - free))
+        displaced = self._price.displaced(missing, self._pools.kv.order)
+        move = self._move(record, depth, tokens, states, displaced)
+        worth = self._rule.copies(move)
+        if not worth:
+            self.refused["copies"] += 1
+            self._lost(move)
         return worth
 
     def loads(self, depth: int, tokens: int, states: int) -> bool:
@@ -71,9 +70,10 @@ class Admission:
 
     def evicted(self, record: NodeRecord, tokens: int) -> None:
         """So many tokens of a node are evicted on the host: that is what a copy displaces."""
-        self._tokens = self._tokens * _FADING + tokens
-        move = self._move(record, record.end - tokens, tokens, 0, 0.0)
-        self._worth = self._worth * _FADING + move.worth
+        self._lost(self._move(record, record.end - tokens, tokens, 0, 0.0))
+
+    def _lost(self, move: Move) -> None:
+        self._price.lost(move, self._cost.reload_bytes(self._pools.by_name["host"].state().capacity))
 
     def _move(self, record: NodeRecord, depth: int, tokens: int, states: int, displaced: float) -> Move:
         cost = self._cost

@@ -93,6 +93,12 @@ class CostCache(UnifiedRadixCache):
                 pool.take = metrics.timed(pool.take)
             metrics.publish(self.pools.by_name)
 
+    def reset(self) -> None:
+        """Drop all that is cached, as SGLang does for ``/flush_cache`` and after new weights."""
+        super().reset()
+        if self.cost_metrics is not None:
+            self.cost_metrics.publish(self.pools.by_name)
+
     def init_hicache(self, server_args: Any, params: Any) -> None:
         """Attach SGLang's host tier."""
         before = set(self.pools.by_name)

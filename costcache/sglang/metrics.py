@@ -14,6 +14,8 @@ SGLang exposes at ``/metrics`` whatever its processes register with prometheus_c
     costcache:fallbacks_total           orders dropped for LRU
     costcache:step_ins_total            times that LRU stepped in, by the verdict of the policy
     costcache:lru_in_force              1 while it is in force by that verdict, else 0
+    costcache:resets_total              times that all that was cached was dropped at once
+    costcache:victims_by_uses_total     victims by the requests that had used them; label uses, from 1 to 17+
     costcache:slow_decisions_total      decisions for which a plugin's policy took longer than its time budget
     costcache:policy_info               1; labels policy, core, build and lru (yes or no) say what is in force
     costcache:policy_entries            entries that a plugin's policy keeps in collections of its own
@@ -33,6 +35,8 @@ from collections.abc import Callable
 from typing import Any
 
 from costcache.counts import (
+    BY_USES,
+    BY_USES_LABEL,
     COUNTERS,
     ENTRIES,
     EXCESS,
@@ -44,6 +48,7 @@ from costcache.counts import (
     VERDICT,
     info_of,
 )
+from costcache.eviction import USES
 from costcache.pool import Pool
 from costcache.stopwatch import Stopwatch
 
@@ -76,6 +81,7 @@ class CostMetrics:
             field: counter(f"costcache:{name}", text, labelnames=names)
             for field, (name, text) in COUNTERS.items()
         }
+        self._by_uses = counter(f"costcache:{BY_USES[0]}", BY_USES[1], labelnames=[*names, BY_USES_LABEL])
         self._fallbacks = counter(f"costcache:{FALLBACKS[0]}", FALLBACKS[1], labelnames=names)
         self._verdict = {
             field: counter(f"costcache:{name}", text, labelnames=names)
@@ -124,6 +130,10 @@ class CostMetrics:
             of, counters = self._of_pool(name), pool.counters
             for field, metric in self._counters.items():
                 of.add(metric, field, getattr(counters, field))
+            if of.victims != counters.victims:
+                of.victims = counters.victims
+                for uses, count in zip(USES, counters.by_uses, strict=True):
+                    of.add(self._by_uses, uses, count, **{BY_USES_LABEL: uses})
             of.add(self._fallbacks, "fallbacks", pool.fallbacks)
             of.inform(self._info, info_of(pool, self._policy, self._core))
             kept = pool.kept_entries
@@ -145,9 +155,14 @@ class CostMetrics:
 
 
 class _OfPool:
-    """The metrics of one pool, kept because looking one up by its labels takes longer than adding to it."""
+    """The metrics of one pool, kept because looking one up by its labels takes longer than adding to it.
+
+    Attributes:
+        victims: Victims that are published by their uses; -1 before these are exposed.
+    """
 
     def __init__(self, labels: dict[str, Any]) -> None:
+        self.victims = -1
         self._labels = labels
         self._children: dict[Any, Any] = {}
         self._published: dict[str, int] = {}
@@ -164,21 +179,22 @@ class _OfPool:
         child.set(1)
         self._informed = labels, child
 
-    def child(self, metric: Any) -> Any:
-        """A metric with the pool's labels, which is exposed from now on."""
-        child = self._children.get(metric)
+    def child(self, metric: Any, **more: str) -> Any:
+        """A metric with the pool's labels, and more, which is exposed from now on."""
+        key = (metric, *more.values())
+        child = self._children.get(key)
         if child is None:
-            child = self._children[metric] = metric.labels(**self._labels)
+            child = self._children[key] = metric.labels(**self._labels, **more)
         return child
 
-    def add(self, metric: Any, name: str, count: int) -> None:
-        """Raise a counter to a count."""
+    def add(self, metric: Any, name: str, count: int, **more: str) -> None:
+        """Raise a counter to a count; ``name`` tells it from all others of the pool."""
         published = self._published.get(name)
         if published is None:  # exposed from now on, at 0 too
-            self.child(metric)
+            self.child(metric, **more)
             published = 0
             self._published[name] = 0
         if count != published:
             self._published[name] = count
             # A count of an order begins anew after a reset.
-            self.child(metric).inc(count - published if count > published else count)
+            self.child(metric, **more).inc(count - published if count > published else count)

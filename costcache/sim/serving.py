@@ -136,6 +136,8 @@ class Server:
         self.deciding = 0.0
         self.head: RequestRecord | None = None  # of the head of the queue, once it was tried
         self.find: Callable[[Node, bytes, RequestRecord], Node] = tree.match
+        clock = settings.clock
+        self.in_seconds = clock == "seconds" or (clock == "auto" and not trace.from_server)
         self.begin()
 
     def begin(self) -> None:
@@ -198,8 +200,7 @@ class Server:
         key = bytes(self.keys[index])
         # Whole pages without the last token, which is always computed.
         usable = max(0, self.inputs[index] - 1) // page * tree.page_bytes
-        clock = pool.clock
-        clock.advance(max(now, clock.now))
+        self.tell(now)
         request = self.head
         if request is None:
             askers = self.infos.askers
@@ -282,10 +283,15 @@ class Server:
         self.prioritize(leaf, index)
         return leaf, reserved - max(0, added)
 
+    def tell(self, now: float) -> None:
+        """Tell the policy the time, unless it counts requests."""
+        if self.in_seconds:
+            clock = self.pool.clock
+            clock.advance(max(now, clock.now))
+
     def finish(self, ended: Running) -> None:
         """End a request: cache its output, free its slots, unlock its prefix."""
-        clock = self.pool.clock
-        clock.advance(max(ended.ends, clock.now))
+        self.tell(ended.ends)
         self.release(ended)
         self.restore()
         self.load.ended(ended.number, ended.ends)

@@ -33,11 +33,22 @@ class ServingSettings(BaseModel):
         "starts, answers and think times, 'clients' keeps as many clients busy as concurrency allows, each "
         "with one session after another; 'auto' is sessions where the trace has think times, else open.",
     )
+    clock: Literal["auto", "seconds", "requests"] = Field(
+        "auto",
+        description="Time by which a policy learns: 'requests' counts them, as SGLang and vLLM do, 'seconds' "
+        "is the replayed server's clock; 'auto' is requests for a recording of a server, else seconds.",
+    )
     outputs: bool = Field(True, description="Cache generated tokens where the trace names them.")
     spread_bursts: bool = Field(
         True,
         description="With load open, spread requests with equal timestamps evenly up to the next timestamp: "
         "traces round their clocks.",
+    )
+    running: Literal["in_pool", "beside"] = Field(
+        "in_pool",
+        description="Over tiers, where running requests are: 'in_pool' keeps their prompts, and room for "
+        "their outputs, in the device's pool until they end, as servers do; 'beside' takes the pool for what "
+        "is left for the cache.",
     )
     rate: float = Field(
         1.0,

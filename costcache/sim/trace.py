@@ -66,6 +66,7 @@ class Trace:
         output_offsets: int64 of shape (n + 1,); request i has
             ``output_ids[output_offsets[i]:output_offsets[i + 1]]``.
         names_sessions: Whether clients tell the server their sessions; otherwise only the recorder knew.
+        from_server: Whether it is a recording of a server whose policy told the time by counting requests.
         tenants: Each request's tenant as an index of ``tenant_names``, int64 of shape (n,), -1 where unknown;
             None if not recorded.
         tenant_names: The tenants that occur.
@@ -101,6 +102,7 @@ class Trace:
     output_ids: Int64 | None = None
     output_offsets: Int64 | None = None
     names_sessions: bool = False
+    from_server: bool = False
     tenants: Int64 | None = None
     tenant_names: tuple[str, ...] = ()
     users: Int64 | None = None
@@ -184,6 +186,7 @@ class Trace:
             output_ids=outputs[0],
             output_offsets=outputs[1],
             names_sessions=self.names_sessions,
+            from_server=self.from_server,
             tenant_names=self.tenant_names,
             user_names=self.user_names,
             label_names=self.label_names,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ from costcache.storage.backend import DurableSettings, StorageBackend
 
 __all__ = ["LmdbStore", "LmdbStoreSettings"]
 
+logger = logging.getLogger("costcache")
+
+_FILE = "data.mdb"
 _META = b"costcache:format"
 _FORMAT = b"costcache lmdb store 1"
 _SPARE = 1.25
@@ -29,7 +33,8 @@ class LmdbStore(StorageBackend):
     """Values in one file of LMDB, bounded, the least recently used evicted first.
 
     LMDB never overwrites a page that a committed transaction uses, so a kill at any moment leaves the last
-    committed values. Values take up to ``capacity`` bytes, and the file a quarter more.
+    committed values. Values take up to ``capacity`` bytes, and the file a quarter more. LMDB trusts its own
+    pages: a file that was cut short is found out when it is opened, but nothing else may write to it.
     """
 
     def __init__(self, path: Path, capacity: int, settings: LmdbStoreSettings | None = None) -> None:
@@ -56,7 +61,7 @@ class LmdbStore(StorageBackend):
         self._used = 0
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         durable = settings is None or settings.durable
-        fresh = not (path / "data.mdb").exists()
+        fresh = not (path / _FILE).exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             if fresh and any(path.iterdir()):
@@ -64,13 +69,15 @@ class LmdbStore(StorageBackend):
                     f"disk tier {str(path)!r} has files in it that are not of an LMDB store: give an empty "
                     "folder, or a new one"
                 )
-            self._env: Any = lmdb.open(
-                str(path),
-                map_size=max(int(capacity * _SPARE), _LEAST),
-                readahead=False,
-                sync=durable,
-                metasync=durable,
-            )
+            self._env: Any = self._opened(path, durable)
+            if self._is_cut_short(path):
+                logger.warning(
+                    "storage backend 'lmdb': %s was cut short: it begins anew, and its prefixes are missed",
+                    path / _FILE,
+                )
+                self._env.close()
+                (path / _FILE).unlink()
+                self._env = self._opened(path, durable)
         except (lmdb.Error, OSError) as error:
             raise SettingsError(
                 f"disk tier {str(path)!r} cannot be opened as an LMDB store: {error}: give a folder that "
@@ -81,6 +88,21 @@ class LmdbStore(StorageBackend):
         except BaseException:
             self._env.close()
             raise
+
+    def _opened(self, path: Path, durable: bool) -> Any:
+        return self._lmdb.open(
+            str(path),
+            map_size=max(int(self._most * _SPARE), _LEAST),
+            readahead=False,
+            sync=durable,
+            metasync=durable,
+        )
+
+    def _is_cut_short(self, path: Path) -> bool:
+        """Whether the file ends before its last page: to read there would kill the process."""
+        pages: int = self._env.info()["last_pgno"] + 1
+        size: int = self._env.stat()["psize"]
+        return (path / _FILE).stat().st_size < pages * size
 
     def _index(self, path: Path) -> None:
         with self._env.begin(write=True) as transaction:

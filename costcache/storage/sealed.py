@@ -35,6 +35,7 @@ class SealedStore:
         bypassed: Whether it broke its contract, and is used no more.
         damaged: Values that came back wrong.
         failed: Calls that raised.
+        fault: The last thing that the backend did wrong, damage aside; empty if nothing.
     """
 
     def __init__(self, name: str, backend: StorageBackend) -> None:
@@ -42,6 +43,7 @@ class SealedStore:
         self.bypassed = False
         self.damaged = 0
         self.failed = 0
+        self.fault = ""
         self._backend = backend
         self._told: set[tuple[str, int | None]] = set()
 
@@ -117,6 +119,7 @@ class SealedStore:
             answer = call()
         except OSError as error:
             self.failed += 1
+            self.fault = f"{what} failed: {one_line(error)}"
             fault = (what, error.errno)
             if fault not in self._told:
                 self._told.add(fault)
@@ -140,6 +143,7 @@ class SealedStore:
     def _bypass(self, why: str) -> None:
         if not self.bypassed:
             self.bypassed = True
+            self.fault = why
             logger.error("storage backend %r is bypassed from now on: %s", self.name, why)
 
 

@@ -5,6 +5,9 @@
     class TestCheapest(PolicyContract):
         policy = "cheapest"
 
+:class:`PolicyContract` is for policies, :class:`ArchitectureContract` for architecture plugins, and
+:class:`StorageContract` for storage backends.
+
 Needs the extra ``costcache[testing]`` (pytest and Hypothesis), and no server. With it come pytest fixtures
 (:mod:`costcache.testing.fixtures`) and Hypothesis strategies (:mod:`costcache.testing.strategies`).
 """
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from costcache.testing.policy import PolicyContract
     from costcache.testing.server import SmallServer, Transcript, made_cache
     from costcache.testing.steps import Evict, Finish, Request, Reset, Serve, Start, Step, Wait, stream
+    from costcache.testing.storage import StorageContract
     from costcache.testing.watched import BrokenContractError, Watched, watching
 
 __all__ = [
@@ -33,6 +37,7 @@ __all__ = [
     "SmallServer",
     "Start",
     "Step",
+    "StorageContract",
     "Transcript",
     "Wait",
     "Watched",
@@ -47,6 +52,7 @@ _MODULES = {
     "policy": ("PolicyContract",),
     "server": ("SmallServer", "Transcript", "made_cache"),
     "steps": ("Evict", "Finish", "Request", "Reset", "Serve", "Start", "Step", "Wait", "stream"),
+    "storage": ("StorageContract",),
     "watched": ("BrokenContractError", "Watched", "watching"),
 }
 

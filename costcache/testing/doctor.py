@@ -37,7 +37,7 @@ class Finding:
     Attributes:
         plugin: Name of its entry point.
         source: Its ``module`` or ``module:attribute``.
-        part: Name of the policy that it is about, empty for the plugin.
+        part: Name of the policy or storage backend that it is about, empty for the plugin.
         problem: What is wrong, in one line.
         fix: What to do about it, in one line.
     """
@@ -60,9 +60,10 @@ class Plugin:
         hooks: The hooks that it has.
         policies: Names of the policies that it offers.
         trace_formats: Names of the trace formats that it offers.
+        storage: Names of the storage backends that it offers.
         claims: Its claim on each model that it was asked about and claims.
-        checks: Results of the conformance run by policy, or ``architecture``, and check: ``passed``,
-            ``failed``, ``skipped``, or ``left out`` for want of time.
+        checks: Results of the conformance run by policy or storage backend, or ``architecture``, and check:
+            ``passed``, ``failed``, ``skipped``, or ``left out`` for want of time.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Plugin:
     hooks: list[str] = field(default_factory=list)
     policies: list[str] = field(default_factory=list)
     trace_formats: list[str] = field(default_factory=list)
+    storage: list[str] = field(default_factory=list)
     claims: dict[str, int] = field(default_factory=dict)
     checks: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -149,7 +151,7 @@ class _Doctor:
         jobs = [{"kind": "load", "name": each.name, "value": each.source} for each in self._all]
         for place, event in self._events(jobs):
             if event["event"] == "fact":
-                for fact in ("hooks", "policies", "trace_formats", "claims"):
+                for fact in ("hooks", "policies", "trace_formats", "storage", "claims"):
                     setattr(self._all[place], fact, event[fact])
             self._note(self._all[place], event)
         while True:
@@ -182,13 +184,14 @@ class _Doctor:
 
     def try_out(self, plugins: Sequence[Plugin], seconds: float) -> None:
         """Run the contracts of what plugins offer."""
-        able = [each for each in plugins if each.hooks and (each.policies or each.claims)]
+        able = [each for each in plugins if each.hooks and (each.policies or each.storage or each.claims)]
         jobs = [
             {
                 "kind": "try",
                 "name": each.name,
                 "value": each.source,
                 "policies": each.policies,
+                "storage": each.storage,
                 "models": list(each.claims)[:2],
                 "seconds": seconds,
             }

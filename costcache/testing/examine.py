@@ -22,7 +22,7 @@ from costcache.hookspecs import PROJECT
 from costcache.model.presets import PRESETS
 from costcache.plugins import PluginManager
 from costcache.settings import Settings
-from costcache.testing.trial import try_architecture, try_policy
+from costcache.testing.trial import try_architecture, try_policy, try_storage
 
 __all__ = ["Examiner"]
 
@@ -76,6 +76,7 @@ class Examiner:
                 hooks=listed["hooks"],
                 policies=sorted(plugins.policies().keys() - owned),
                 trace_formats=sorted(plugins.trace_formats()),
+                storage=sorted(plugins.storage_backends().keys() - PluginManager().storage_backends()),
                 claims=claims,
             )
             for model in claims:
@@ -152,6 +153,12 @@ class Examiner:
             for problem in problems:
                 self._found(problem, policy, tried=True)
             self.tell("results", part=policy, results=results)
+        for backend in job["storage"]:
+            doing = partial(self._doing_of, backend)
+            problems, results = try_storage(plugins, backend, until, doing)
+            for problem in problems:
+                self._found(f"storage backend: {problem}", backend, tried=True)
+            self.tell("results", part=backend, results=results)
         models = [plugins.resolve(name) for name in job["models"]]
         if models:
             problems, results = try_architecture(plugins, models, until, self._doing)

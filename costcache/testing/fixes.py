@@ -51,6 +51,31 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
         (r"free_target", "return a share from 0.0 to below 1.0"),
         (r"adjust_eviction_count", "return at least what was requested, and at most pool.capacity"),
         (r"a token of .* takes no bytes", "return the bytes of a token on one rank from token_cost"),
+        # storage backends
+        (
+            r"storage_backend (failed|returned)|storage backend '[^']*' is taken",
+            "return a dict of names of its own to costcache.storage.StorageSpec from storage_backend",
+        ),
+        (
+            r"storage backend.*(cannot be opened|open returned)",
+            "let open(path, capacity, settings) make the folder and return a StorageBackend",
+        ),
+        (
+            r"storage backend: in another thread",
+            "let any thread call the backend, one at a time: keep nothing that belongs to a thread",
+        ),
+        (
+            r"storage backend:.*(capacity is|evicts far too much)",
+            "let put evict until the new value fits, and no further; answer False if it never can",
+        ),
+        (
+            r"storage backend: (a value that was put is missed|after opening it again)",
+            "let put answer True once the value outlives the process, and list it in keys under its size",
+        ),
+        (
+            r"storage backend:.*(put returned|get returned|keys gave)",
+            "let get return bytes or None, put a bool, and keys pairs of a key and its bytes",
+        ),
         # offers
         (r"trace.format", "return a dict of names to costcache.TraceFormat from trace_formats"),
         (r"(policy|name) '[^']*' is taken", "choose another name for the policy in what policies() returns"),

@@ -40,14 +40,18 @@ def made_cache(
         settings: Further fields of :class:`costcache.settings.Settings`.
     """
     if not model.has_states:
-        cache = RadixCache(model, tokens, page_size, policy, plugins=plugins, **settings)
-        tree = cache._tree
-        if tree.merge_from != NEVER:
-            tree.merge_from = tree.merge_alike = 2  # the paths of a small cache are merged, too
-        return cache
+        return _merging(RadixCache(model, tokens, page_size, policy, plugins=plugins, **settings))
     cost: CostModel = plugins.match(model).cost(Deployment(page_size=page_size))
     memory = tokens * cost.token.kv_bytes + states * cost.token.state_bytes
-    return StateCache(model, memory, page_size, policy, plugins=plugins, **settings)
+    return _merging(StateCache(model, memory, page_size, policy, plugins=plugins, **settings))
+
+
+def _merging(cache: PrefixCache) -> PrefixCache:
+    """Have the paths of a small cache merged, too."""
+    tree = cache._tree
+    if tree.merge_from != NEVER:
+        tree.merge_from = tree.merge_alike = 2
+    return cache
 
 
 @dataclass

@@ -17,7 +17,7 @@ from costcache.testing.server import SmallServer, made_cache
 from costcache.testing.steps import Request, Serve, Step, stream
 from costcache.testing.watched import watching
 
-__all__ = ["Doing", "try_architecture", "try_policy"]
+__all__ = ["Doing", "try_architecture", "try_policy", "try_storage"]
 
 Doing = Callable[[str], None]
 """Told what is about to be done, so that a plugin that ends the process can be named."""
@@ -115,6 +115,21 @@ def try_architecture(
     checks = _tests(contract, ArchitectureContract)
     del checks["it claims its models and leaves the others"]  # which it claims is shown, not judged
     return _run(checks, until, doing)
+
+
+def try_storage(
+    plugins: PluginManager, backend: str, until: float, doing: Doing
+) -> tuple[list[str], dict[str, str]]:
+    """Try a storage backend, in a folder that is removed afterwards; see :func:`try_policy`."""
+    from costcache.testing.storage import StorageContract
+
+    contract = type(
+        "Examined",
+        (StorageContract,),
+        {"backend": backend, "plugins": classmethod(lambda _: plugins)},
+    )()
+    checks = _tests(contract, StorageContract)
+    return _run(checks, until, doing, always=list(checks))
 
 
 def _served(plugins: PluginManager, policy: str) -> str:

@@ -7,19 +7,20 @@ storage.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from costcache._lazy import lazily
 from costcache.tiers.links import Link
-from costcache.tiers.writing import WRITINGS, Move, Writing, make_writing
+from costcache.tiers.writing import WRITINGS, Move, Price, Writing, make_writing
 
 if TYPE_CHECKING:
     from costcache.tiers.buffers import Buffers
     from costcache.tiers.cache import TieredCache, TieredMatch
+    from costcache.tiers.counters import TierCounters
     from costcache.tiers.layout import Layout, Part
-    from costcache.tiers.moving import Load, TierCounters
     from costcache.tiers.ranks import GroupRanks, Ranks
     from costcache.tiers.settings import TierSettings
+    from costcache.tiers.up import Load
 
 __all__ = [
     "WRITINGS",
@@ -30,6 +31,7 @@ __all__ = [
     "Load",
     "Move",
     "Part",
+    "Price",
     "Ranks",
     "TierCounters",
     "TierSettings",
@@ -43,20 +45,14 @@ _MODULES = {
     "Buffers": "buffers",
     "GroupRanks": "ranks",
     "Layout": "layout",
-    "Load": "moving",
+    "Load": "up",
     "Part": "layout",
     "Ranks": "ranks",
-    "TierCounters": "moving",
+    "TierCounters": "counters",
     "TierSettings": "settings",
     "TieredCache": "cache",
     "TieredMatch": "cache",
 }
 """Names that need arrays, imported on first use: who decides alone needs none."""
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value  # the next access finds it without this function
-    return value
+__getattr__ = lazily(__name__, _MODULES)

@@ -7,26 +7,38 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from costcache.errors import SettingsError
-from costcache.radix.cache import RadixCache
+from costcache.radix.cache import RadixCache, exclusive
 from costcache.radix.keys import as_int64, as_key
 from costcache.radix.statecache import StateCache
 from costcache.radix.states import StateTree
+from costcache.radix.windows import WindowTree
+from costcache.records import RequestInfo
 from costcache.settings import read_settings
 from costcache.tiers.copies import Copies
-from costcache.tiers.lower import DiskTier, HostTier, LowerBinding, Place
-from costcache.tiers.moving import Line, Load, Mover, TierCounters
+from costcache.tiers.device import DeviceTier
+from costcache.tiers.disk import DiskTier
+from costcache.tiers.host import HostTier
+from costcache.tiers.line import Line
+from costcache.tiers.lower import LowerBinding
+from costcache.tiers.moving import Mover
 from costcache.tiers.ranks import Alone
 from costcache.tiers.settings import TierSettings
+from costcache.tiers.tier import Place
+from costcache.tiers.up import Load
 from costcache.tiers.writing import make_writing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from costcache.radix.node import Node
     from costcache.radix.results import Inserted, Match
-    from costcache.records import RequestInfo
+    from costcache.records import Asker
     from costcache.storage import SealedStore
     from costcache.tiers.buffers import Buffers
+    from costcache.tiers.counters import TierCounters
     from costcache.tiers.ranks import Ranks
 
 __all__ = ["TieredCache", "TieredMatch"]
@@ -97,24 +109,18 @@ class TieredCache:
         """Put tiers below a cache that is empty.
 
         Args:
-            cache: The device's cache. One that evicts sliding windows apart is refused: in one pool, a slot
-                holds the KV of all layers.
-            buffers: The memory that its slots are of.
+            cache: The device's cache.
+            buffers: The memory that its slots are of; and that of its states, or of window KV if the cache
+                evicts sliding windows apart.
             ranks: The other ranks of the model; none by default.
             **settings: The fields of :class:`TierSettings`.
 
         Raises:
             SettingsError: A setting is wrong, the folder of the disk tier cannot be used, the buffers do not
-                fit the cache, or the cache is not empty or has a pool of windows.
+                fit the cache, a tier has no room for what a request resumes from, or the cache is not empty.
             PluginError: There is no such storage backend, or it cannot be opened.
         """
         chosen = read_settings(TierSettings, settings)
-        if getattr(cache, "window_pool", None) is not None:
-            raise SettingsError(
-                "the cache evicts sliding windows apart (window_pool_size): tiers need one pool, whose slots "
-                "hold "
-                "all layers"
-            )
         if cache.cached:
             raise SettingsError(f"the cache has {cache.cached} tokens: put the tiers below an empty one")
         _check_buffers(cache, buffers)
@@ -124,10 +130,12 @@ class TieredCache:
             )
         self.settings = chosen
         self.device = cache
+        self._device = DeviceTier(cache, buffers)
         self._ranks: Ranks = Alone() if ranks is None else ranks
         self._mover: Mover | None = None
         self._store: SealedStore | None = None
         self._lines: list[Line] = []
+        self._busy = False
         try:
             self._build(buffers)
         except BaseException:
@@ -135,10 +143,11 @@ class TieredCache:
             raise
 
     def _build(self, buffers: Buffers) -> None:
-        chosen, cache = self.settings, self.device
-        binding = cache._tree.binding
+        chosen, cache, tree = self.settings, self.device, self.device._tree
+        binding = tree.binding
         layout = buffers.layout()
-        lower = LowerBinding.under(binding, cache.clock, layout)
+        ratio = (tree.window_capacity or 0) / cache.pool_size if isinstance(tree, WindowTree) else 0.0
+        lower = LowerBinding.under(binding, cache.clock, layout, ratio)
         deployment = binding.cost.deployment
         store = None
         if chosen.disk and chosen.path is not None:
@@ -154,37 +163,36 @@ class TieredCache:
             return  # without host memory there is nothing to copy through
         device = buffers.tokens.device
         on_device = device if device.type == "cuda" else None
-        host_line = Line(Copies("host", on_device), deployment.host_link_bytes_per_second)
-        self._lines = [host_line]
-        disk, disk_line = None, None
+        self._lines = [Line(Copies("host", on_device), deployment.host_link_bytes_per_second)]
+        disk = None
         if store is not None:
-            disk_line = Line(Copies("disk"), deployment.disk_bytes_per_second or _DISK_SPEED)
-            self._lines.append(disk_line)
+            line = Line(Copies("disk"), deployment.disk_bytes_per_second or _DISK_SPEED)
+            self._lines.append(line)
             fingerprint = layout.fingerprint(
                 binding.architecture.model.name, binding.page_size, deployment.kv_dtype, self._ranks.size
             )
-            disk = DiskTier(
-                lower, chosen.disk, store, fingerprint, self._ranks, self._deleting(store, disk_line)
-            )
+            disk = DiskTier(lower, chosen.disk, store, fingerprint, self._ranks, self._deleting(store, line))
         self._mover = mover = Mover(
-            cache,
-            buffers,
+            self._device,
+            host,
+            disk,
+            self._lines,
             layout,
             lower.cost,
-            host,
-            host_line,
-            disk,
-            disk_line,
             make_writing(chosen.write),
             chosen.in_flight,
             self._ranks,
         )
-        host.leaving = mover.demote_to_disk
-        if disk is not None:
-            disk.leaving = mover.forget_on_disk
         cache.before_eviction(lambda node, _: mover.demote(node))
-        if isinstance(cache._tree, StateTree):
-            cache._tree.on_tombstone = mover.demote
+        if isinstance(tree, StateTree):
+            tree.on_tombstone = mover.demote
+        elif isinstance(tree, WindowTree):
+            tree.on_window_leaves = self._window_leaves
+
+    def _window_leaves(self, node: Node) -> None:
+        if self._mover is not None:
+            for each in self._device.resting_on(node):
+                self._mover.demote(each)
 
     def _open(self, opening: Any, path: Path) -> SealedStore:
         folder = path if self._ranks.size == 1 else path / f"rank{self._ranks.rank}"
@@ -229,6 +237,7 @@ class TieredCache:
 
     # -- requests ----------------------------------------------------------------------------
 
+    @exclusive
     def match_prefix(
         self,
         tokens: Any,
@@ -236,27 +245,41 @@ class TieredCache:
         *,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        asker: Asker | None = None,
     ) -> TieredMatch:
         """Find the longest cached prefix of ``tokens`` on each tier, and use it.
 
         The arguments are those of :meth:`costcache.RadixCache.match_prefix`.
         """
-        device = self.device.match_prefix(tokens, request, extra_key=extra_key, cache_salt=cache_salt)
+        return self._match(tokens, request, extra_key, cache_salt, asker)
+
+    def _match(
+        self,
+        tokens: Any,
+        request: Hashable,
+        extra_key: str | None,
+        cache_salt: str | None,
+        asker: Asker | None = None,
+    ) -> TieredMatch:
+        device = self.device.match_prefix(
+            tokens, request, extra_key=extra_key, cache_salt=cache_salt, asker=asker
+        )
         place = self._place(tokens, extra_key, cache_salt)
         mover = self._mover
         if mover is None:
             return TieredMatch(device, 0, 0, place, request)
-        number = self.device.clock.requests
-        host = mover.host.use(place, request, number)
+        number, known = self.device.clock.requests, self.device.asker_of(request, asker)
+        host = mover.host.use(place, request, number, known)
         disk_len = 0
         if mover.disk is not None:
-            disk_len = mover.disk.use(place, request, number).end
+            disk_len = mover.disk.use(place, request, number, known).end
         mover.counters["host"].hits += max(0, host.end - device.matched_len)
         mover.counters["disk"].hits += max(0, disk_len - max(host.end, device.matched_len))
         mover.copy_down(device.node)
         mover.copy_to_disk(host)
         return TieredMatch(device, host.end, disk_len, place, request)
 
+    @exclusive
     def load(self, match: TieredMatch) -> Load:
         """Begin to load what slower tiers have of a match, as far as the policy finds it worth it.
 
@@ -264,14 +287,21 @@ class TieredCache:
 
         Returns:
             The load; ``done`` at once if nothing is loaded. When it is done, :meth:`resume` it.
+
+        Raises:
+            TypeError: Not a match of a tiered cache.
         """
+        if not isinstance(match, TieredMatch):
+            raise TypeError(f"match is {match!r}: give the result of match_prefix")
         load = Load(match.place, match.matched_len, max(match.host_len, match.disk_len), match.request)
+        load.owner = self
         if self._mover is None or not match.loadable:
             load.done = True
         else:
             self._mover.load(load)
         return load
 
+    @exclusive
     def prefetch(
         self, tokens: Any, *, extra_key: str | None = None, cache_salt: str | None = None
     ) -> Load | None:
@@ -280,53 +310,73 @@ class TieredCache:
         Returns:
             The load, which ends in host memory; None if there is nothing to copy.
         """
-        mover = self._mover
-        return None if mover is None else mover.prefetch(self._place(tokens, extra_key, cache_salt))
+        place, mover = self._place(tokens, extra_key, cache_salt), self._mover
+        load = None if mover is None else mover.prefetch(place)
+        if load is not None:
+            load.owner = self
+        return load
 
+    @exclusive
     def cancel(self, load: Load) -> None:
-        """Nobody wants a load any more: what it reserved is given back once its copies are over."""
+        """Nobody wants a load any more: what it reserved is given back once its copies are over.
+
+        Raises:
+            TypeError: Not a load.
+            ValueError: It is one of another cache.
+        """
+        self._check_load(load)
         load.cancelled = True
         self._unlock(load)
 
+    @exclusive
     def resume(self, load: Load) -> TieredMatch:
         """Match the prefix of a load again, now that it is done, and give up the lock that the load had.
 
         Lock the node of the result, as after any match. Call it when the load is ``done``; if it has failed,
         the match is what the device has.
+
+        Raises:
+            TypeError: Not a load.
+            ValueError: It is one of another cache, or still under way.
         """
+        self._check_load(load)
+        if not load.done and not load.cancelled:
+            raise ValueError(f"{load!r} is under way: step() until it is done, or wait for it, or cancel it")
         namespace = load.place.namespace
         extra, salt = (*namespace, None, None)[:2]
         import numpy as np
 
         running = load.request if load.request in self.device._requests else None
-        match = self.match_prefix(
-            np.frombuffer(load.place.key, np.int64), running, extra_key=extra, cache_salt=salt
-        )
+        match = self._match(np.frombuffer(load.place.key, np.int64), running, extra, salt)
         self._unlock(load)
         return match
 
+    @exclusive
     def insert(self, tokens: Any, slots: Any, request: Hashable = None, **options: Any) -> Inserted:
         """Cache ``tokens`` on the device, and copy them down if the policy of writing does that now.
 
         The KV must have been written to the slots, on the current stream of the device. The arguments are
-        those of the device's cache.
+        those of the device's cache. Where sliding windows are evicted apart, the window KV that the slots
+        hold (:meth:`hold_windows`) becomes the cache's or is freed.
         """
-        done = self.device.insert(tokens, slots, request, **options)
+        done = self._device.insert(tokens, slots, request, **options)
         if self._mover is not None:
             self._mover.copy_down(done.node)
         return done
 
+    @exclusive
     def finish(self, request: Hashable, info: RequestInfo | None = None) -> None:
-        """End a request; see :meth:`costcache.RadixCache.finish`."""
+        """End a request; see :meth:`costcache.RadixCache.finish`. The policies of all tiers hear of it."""
         self.device.finish(request, info)
-        mover = self._mover
+        mover, info = self._mover, info or RequestInfo()
         if mover is not None:
-            mover.host.finish(request)
+            mover.host.finish(request, info)
             if mover.disk is not None:
-                mover.disk.finish(request)
+                mover.disk.finish(request, info)
 
     # -- the device's cache ------------------------------------------------------------------
 
+    @exclusive
     def allocate(self, tokens: int) -> Any:
         """Reserve slots on the device; see :meth:`costcache.RadixCache.allocate`.
 
@@ -334,34 +384,86 @@ class TieredCache:
         """
         return self.device.allocate(tokens)
 
+    @exclusive
     def release(self, slots: Any) -> None:
-        """Free reserved slots of the device."""
-        self.device.release(slots)
+        """Free reserved slots of the device, with the window KV that they hold."""
+        self._device.release(slots)
 
+    # -- sliding windows that are evicted apart ----------------------------------------------
+
+    @exclusive
+    def hold_windows(self, slots: Any) -> bool:
+        """Reserve rows of window KV for reserved slots of a running request, evicting for them.
+
+        Args:
+            slots: Slots of whole pages, from :meth:`allocate`.
+
+        Returns:
+            Whether there is room; if not, none has any. The rows are then :meth:`window_rows`.
+
+        Raises:
+            ValueError: The cache has one pool; or a slot is not reserved, holds window KV already, or is part
+                of a page.
+        """
+        return self._device.hold_windows(as_int64(slots, "slots"))
+
+    @exclusive
+    def free_windows(self, slots: Any) -> None:
+        """Free the window KV of a running request's slots that have left its window.
+
+        Raises:
+            ValueError: The cache has one pool, or a slot is not reserved.
+        """
+        self._device.free_windows(as_int64(slots, "slots"))
+
+    @exclusive
+    def window_rows(self, slots: Any) -> NDArray[np.int64]:
+        """The rows of the buffers' windows that tokens have, by their slots; -1 for those without window KV.
+
+        Raises:
+            ValueError: The cache has one pool.
+        """
+        return self._device.window_rows(as_int64(slots, "slots"))
+
+    @exclusive
     def lock(self, node: Node) -> None:
         """Protect a node of the device, and the prefix before it."""
         self.device.lock(node)
 
+    @exclusive
     def unlock(self, node: Node) -> None:
         """Undo one :meth:`lock`."""
         self.device.unlock(node)
 
     # -- time --------------------------------------------------------------------------------
 
+    @exclusive
     def step(self) -> int:
         """Take over the copies that every rank has finished; returns how many. Call it once per step."""
         return 0 if self._mover is None else self._mover.step()
 
+    @exclusive
     def wait(self, load: Load) -> None:
-        """Wait until a load is done."""
+        """Wait until a load is done.
+
+        Raises:
+            TypeError: Not a load.
+            ValueError: It is one of another cache.
+        """
+        self._check_load(load)
         if self._mover is not None:
             self._mover.wait(load)
 
+    @exclusive
     def drain(self) -> None:
         """Wait until no copy is under way; what was written is then in its tier."""
+        self._drain()
+
+    def _drain(self) -> None:
         if self._mover is not None:
             self._mover.drain()
 
+    @exclusive
     def reset(self, *, force: bool = False) -> None:
         """Forget what the device has, once no copy is under way; slower tiers keep what they have.
 
@@ -371,16 +473,18 @@ class TieredCache:
         Raises:
             ValueError: Prefixes are locked, and ``force`` is not given.
         """
-        self.drain()
+        self._drain()
         self.device.reset(force=force)
+        if self._device.windows is not None:
+            self._device.windows.forget_cached()
 
+    @exclusive
     def close(self) -> None:
         """Finish the copies that are under way, end the threads and close storage. No call may follow.
 
         What is in storage is found again by the next cache of the same model and layout.
         """
-        if self._mover is not None:
-            self._mover.drain()
+        self._drain()
         for line in self._lines:
             line.copies.close()
         self._lines = []
@@ -392,6 +496,12 @@ class TieredCache:
     def _place(self, tokens: Any, extra_key: str | None, cache_salt: str | None) -> Place:
         key = as_key(as_int64(tokens, "tokens"), self.device.page_size)
         return Place((extra_key, cache_salt), bytes(key))
+
+    def _check_load(self, load: Load) -> None:
+        if not isinstance(load, Load):
+            raise TypeError(f"load is {load!r}: give the result of load or prefetch")
+        if load.owner is not self:
+            raise ValueError(f"{load!r} is a load of another cache: give it to the cache that began it")
 
     def _unlock(self, load: Load) -> None:
         if load.node is not None:
@@ -416,3 +526,13 @@ def _check_buffers(cache: RadixCache | StateCache, buffers: Buffers) -> None:
             )
     elif buffers.states is not None:
         raise SettingsError("the buffers have rows of states, which RadixCache does not keep: use StateCache")
+    tree = cache._tree
+    wanted = (tree.window_capacity or 0) if isinstance(tree, WindowTree) else 0
+    rows = 0 if buffers.windows is None else buffers.windows.slots
+    if rows < wanted or (rows and not wanted):
+        raise SettingsError(
+            f"the buffers have {rows} rows of windows and the cache's pool of windows has {wanted}: give a "
+            "row for each; a cache without window_pool_size needs none"
+        )
+    if wanted and not buffers.tokens.row_bytes:
+        raise SettingsError(f"every layer of {cache.model.name!r} slides: give no window_pool_size")

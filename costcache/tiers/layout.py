@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Layout", "Part"]
 
+_ROWS = 2
+"""Version of what a value in storage holds: since 2, all parts of a token together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -38,14 +41,22 @@ class Layout:
         tokens: Tensors with a row per token: keys and values of attention and of sliding windows, one latent
             of MLA, in each layer.
         states: Tensors with a row per state: one for each recurrent layer; empty without any.
+        windows: Tensors with a row per token with window KV: those of sliding layers, where they are evicted
+            apart; empty elsewhere.
     """
 
     tokens: tuple[Part, ...]
     states: tuple[Part, ...] = ()
+    windows: tuple[Part, ...] = ()
 
     @classmethod
-    def of(cls, model: ModelSpec, deployment: Deployment) -> Layout:
+    def of(cls, model: ModelSpec, deployment: Deployment, *, windows_apart: bool = False) -> Layout:
         """The plain layout of a model on one rank.
+
+        Args:
+            model: The model.
+            deployment: Parallelism and KV dtype.
+            windows_apart: Whether sliding windows are in a pool of their own, as with ``window_pool_size``.
 
         Raises:
             SettingsError: A row of some layer stands for several tokens, or the deployment does not fit.
@@ -53,9 +64,12 @@ class Layout:
         deployment = deployment.serving(model)
         tokens: list[Part] = []
         states: list[Part] = []
+        windows: list[Part] = []
         for index, layer in zip(model.layer_ids, model.layers, strict=True):
-            (states if isinstance(layer, StateSpace) else tokens).extend(_parts(index, layer, deployment))
-        return cls(tuple(tokens), tuple(states))
+            apart = windows_apart and isinstance(layer, SlidingWindow)
+            into = states if isinstance(layer, StateSpace) else windows if apart else tokens
+            into.extend(_parts(index, layer, deployment))
+        return cls(tuple(tokens), tuple(states), tuple(windows))
 
     @property
     def token_bytes(self) -> int:
@@ -67,9 +81,14 @@ class Layout:
         """Bytes of a state in all its tensors."""
         return sum(part.bytes for part in self.states)
 
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of a token's window KV in all its tensors."""
+        return sum(part.bytes for part in self.windows)
+
     def fingerprint(self, *facts: object) -> bytes:
         """16 bytes that differ for other layouts, and for other ``facts``, such as the model's name."""
-        return hashlib.blake2b(repr((self, facts)).encode(), digest_size=16).digest()
+        return hashlib.blake2b(repr((_ROWS, self, facts)).encode(), digest_size=16).digest()
 
 
 def _parts(index: int, layer: LayerSpec, deployment: Deployment) -> list[Part]:

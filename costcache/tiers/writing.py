@@ -9,14 +9,20 @@ Sources: write-through, write-back and selective write-through are those of SGLa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from costcache.errors import SettingsError
 
-__all__ = ["WRITINGS", "ByCost", "Move", "WriteBack", "WriteThrough", "Writing", "make_writing"]
+if TYPE_CHECKING:
+    from costcache.orders import VictimOrder
+
+__all__ = ["WRITINGS", "ByCost", "Move", "Price", "WriteBack", "WriteThrough", "Writing", "make_writing"]
 
 _SELECTIVE_USES = 2
+_LATELY = 0.1
+"""Share of a tier's bytes that were lost lately."""
 
 
 class Move(NamedTuple):
@@ -33,8 +39,8 @@ class Move(NamedTuple):
         reload: Seconds to load it back, the queue on the link included.
         chance: Chance that it is used again while the tier below would keep it.
         write: Seconds for which the write would occupy the link or keep an eviction waiting.
-        displaced: Seconds that what it displaces in the tier below would be expected to save; 0 while that
-            tier has room.
+        displaced: Seconds that what it displaces in the tier below would be expected to save, see
+            :class:`Price`; 0 while that tier has room.
         followed: Whether the tier below holds what follows the run, which is no use without it.
     """
 
@@ -57,6 +63,47 @@ class Move(NamedTuple):
     def worth(self) -> float:
         """Seconds that a copy in the tier below is expected to save."""
         return self.chance * self.saves
+
+
+class Price:
+    """What room in a full tier costs: the seconds that what it gave up lately was expected to save.
+
+    It gives up what it evicts and what it refuses. Without the latter nothing would be learned while all is
+    refused, and a price that was once too high would stay. The latest weighs most, byte by byte: a state is
+    worth all that it saves, and the KV before it, which is evicted after it, is then worth nothing.
+
+    A copy pays by the byte, and only under an order that forecasts: a prior does not fall with age, so that
+    what is displaced would seem worth as much as what displaces it, and nothing would be copied.
+    """
+
+    __slots__ = ("_bytes", "_worth")
+
+    def __init__(self) -> None:
+        """Room is free until something was lost."""
+        self._bytes = 0.0
+        self._worth = 0.0
+
+    def lost(self, move: Move, capacity: float) -> None:
+        """Learn from what the tier has evicted or refused.
+
+        Args:
+            move: The facts of that.
+            capacity: Bytes of the tier.
+        """
+        keeps = math.exp(-move.size / (_LATELY * capacity))
+        self._bytes = self._bytes * keeps + move.size
+        self._worth = self._worth * keeps + move.worth
+
+    def displaced(self, missing: float, order: VictimOrder) -> float:
+        """Seconds that are lost with what is displaced.
+
+        Args:
+            missing: Bytes of the copy for which the tier has no room.
+            order: The order that the chances come from.
+        """
+        if missing <= 0.0 or not self._bytes or not order.forecasts:
+            return 0.0
+        return missing * self._worth / self._bytes
 
 
 class Writing(Protocol):

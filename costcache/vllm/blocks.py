@@ -155,13 +155,14 @@ class Blocks:
             return
         try:
             life = life_of(request, runs.pool)
-            if life.held is None:
-                life.held = runs.hold(life.record)
+            held = life.held
+            if held is None:
+                held = life.held = runs.hold(life.record)
                 if found and not life.record.counted:  # a resumed request finds its own tokens
                     life.record.matched = count * runs.size
-            if new is not None:
-                runs.advance(life.held, blocks, new, found=True)
-            runs.advance(life.held, blocks, count, found=found, new=new is not None)
+            if new is not None and held.length < new:
+                runs.advance(held, blocks, new, found=True)
+            runs.advance(held, blocks, count, found=found, new=new is not None)
         except Exception as error:
             self.give_up("following a request", error)
 
@@ -252,9 +253,11 @@ class Blocks:
         blocks = self._group.req_to_blocks.get(name)
         if runs is None or not blocks:
             return None
-        self.follow(request, blocks, self._group.num_cached_block.get(name, 0))
+        count = self._group.num_cached_block.get(name, 0)
         try:
             life = life_of(request, runs.pool)
+            if life.held is None or life.held.length < count:
+                self.follow(request, blocks, count)
             held, life.held = life.held, None
             if held is not None and runs.pool.hears_finish and request.is_finished():
                 held.info = info(request, life.record)

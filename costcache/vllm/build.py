@@ -19,6 +19,7 @@ from costcache.plugins import PluginManager
 from costcache.recording.settings import ServerSettings
 from costcache.settings import Settings, read_settings
 from costcache.vllm import SUPPORTED
+from costcache.vllm.clients import Clients
 
 __all__ = [
     "ENVIRONMENT",
@@ -27,6 +28,7 @@ __all__ = [
     "as_object",
     "bind",
     "current",
+    "current_clients",
     "is_tested",
     "read_config",
     "serving",
@@ -49,7 +51,7 @@ KV_DTYPES: dict[str, KVDtype] = {
     "fp8_e5m2": "fp8_e5m2",
 }
 
-_serving: list[Any] = []
+_serving: list[tuple[Any, Clients]] = []
 
 
 class VllmSettings(ServerSettings):
@@ -154,9 +156,9 @@ def bind(
 
 
 @contextlib.contextmanager
-def serving(vllm_config: Any) -> Iterator[None]:
-    """Note, while a scheduler is being made, for which configuration; see :func:`current`."""
-    _serving.append(vllm_config)
+def serving(vllm_config: Any, clients: Clients | None = None) -> Iterator[None]:
+    """Note, while a scheduler is being made, for which configuration, and who will know its clients."""
+    _serving.append((vllm_config, Clients() if clients is None else clients))
     try:
         yield
     finally:
@@ -168,4 +170,9 @@ def current() -> Any:
 
     vLLM makes KV connectors, and with them the policy of its CPU offload tier, inside of the scheduler.
     """
-    return _serving[-1] if _serving else None
+    return _serving[-1][0] if _serving else None
+
+
+def current_clients() -> Clients:
+    """What will know the clients of the scheduler that is being made; see :func:`current`."""
+    return _serving[-1][1] if _serving else Clients()

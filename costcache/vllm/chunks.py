@@ -15,13 +15,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from costcache.eviction import Refused
-from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
+from costcache.records import Action, NodeRecord, RequestRecord, Victim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from costcache.binding import Binding
     from costcache.pool import Pool
+    from costcache.records import Asker, RequestInfo
 
 __all__ = ["Chunks", "Run"]
 
@@ -105,16 +106,20 @@ class _Visit:
         cleared: How often the tier had been cleared when the request began.
         rank: ``Clock.accesses`` at its first access.
         request: The record of the request.
+        told: What its client said.
         paths: Its paths, by group.
     """
 
-    __slots__ = ("cleared", "owner", "paths", "rank", "request")
+    __slots__ = ("cleared", "owner", "paths", "rank", "request", "told")
 
-    def __init__(self, owner: Chunks, cleared: int, rank: int, request: RequestRecord) -> None:
+    def __init__(
+        self, owner: Chunks, cleared: int, rank: int, request: RequestRecord, told: RequestInfo
+    ) -> None:
         self.owner = owner
         self.cleared = cleared
         self.rank = rank
         self.request = request
+        self.told = told
         self.paths: dict[bytes, _Path] = {}
 
     def path(self, group: bytes) -> _Path:
@@ -135,13 +140,17 @@ class Chunks:
         size: Tokens per chunk.
     """
 
-    def __init__(self, binding: Binding, capacity: int) -> None:
+    def __init__(
+        self, binding: Binding, capacity: int, sender: Callable[[Any], tuple[Asker | None, RequestInfo]]
+    ) -> None:
         """Start with an empty tier.
 
         Args:
             binding: The model, its policy and its plugin; its page is a chunk.
             capacity: Chunks that the tier has room for.
+            sender: Says who sent the request of vLLM's context, and what the client said.
         """
+        self._sender = sender
         self.held: dict[bytes, Any] = {}
         self.size = size = binding.page_size
         # No more is evicted from a lower tier than is asked for: vLLM wants exactly so many chunks.
@@ -193,8 +202,8 @@ class Chunks:
         self.held[key] = chunk
         self._new.append(key)
 
-    def end(self, context: Any, told: RequestInfo) -> None:
-        """A request ends, of which the client told this."""
+    def end(self, context: Any) -> None:
+        """A request ends."""
         if self._new:
             self._flush()
         visit: _Visit | None = context.get_state(_Visit)
@@ -210,7 +219,7 @@ class Chunks:
                 pool.use(self._walk(keys, path, self._steps[group]), request)
             request.end = next((where[key] for key in reversed(keys) if key in where), None)
             request.matched = (len(keys) - path.made) * size
-            pool.finish(request, told._replace(new_tokens=path.made * size))
+            pool.finish(request, visit.told._replace(new_tokens=path.made * size))
 
     def begin_transfer(self, key: bytes) -> None:
         """A chunk is going to be read."""
@@ -244,7 +253,8 @@ class Chunks:
         if visit is None or visit.owner is not self or visit.cleared != self._cleared:
             clock = self.pool.clock
             clock.accesses += 1
-            visit = _Visit(self, self._cleared, clock.accesses, self.pool.begin())
+            asker, told = self._sender(context)
+            visit = _Visit(self, self._cleared, clock.accesses, self.pool.begin(asker), told)
             context.set_state(visit)
         return visit
 

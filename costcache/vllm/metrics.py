@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from costcache._version import described
 from costcache.counts import (
+    BY_USES,
+    BY_USES_LABEL,
     COUNTERS,
     EXCESS,
     FALLBACKS,
@@ -29,6 +31,7 @@ from costcache.counts import (
     VERDICT,
     counts_of,
 )
+from costcache.eviction import USES
 from costcache.stopwatch import Stopwatch
 from costcache.vllm import build
 
@@ -127,6 +130,9 @@ class _Metrics:
             name: vllms._counter_cls(PREFIX + name, text, labelnames=labels)
             for name, text in (*COUNTERS.values(), *VERDICT.values(), FALLBACKS)
         }
+        self.all[BY_USES[0]] = vllms._counter_cls(
+            PREFIX + BY_USES[0], BY_USES[1], labelnames=(*labels, BY_USES_LABEL)
+        )
         for name, text, buckets in (EXCESS, SECONDS):
             self.all[name] = vllms._histogram_cls(PREFIX + name, text, labelnames=labels, buckets=buckets)
         for (name, text), more in ((IN_FORCE, ()), (INFO, INFO_LABELS)):
@@ -151,7 +157,7 @@ class _Metrics:
                 policy, _, lru = more[0].rpartition(":")
                 self._inform(engine, (pool, policy, CORE, described(), lru))
                 continue
-            child = self.all[name].labels(*labels)
+            child = self.all[name].labels(*labels, *(more if name == BY_USES[0] else ()))
             if name == IN_FORCE[0]:
                 child.set(count)
             elif name == SECONDS[0]:
@@ -166,7 +172,10 @@ class _Metrics:
         if labels not in self._made:
             self._made.add(labels)
             for name, metric in self.all.items():
-                if name != INFO[0]:
+                if name == BY_USES[0]:
+                    for uses in USES:
+                        metric.labels(*labels, uses)
+                elif name != INFO[0]:
                     metric.labels(*labels)
 
     def _inform(self, engine: tuple[str, str], now: tuple[str, ...]) -> None:

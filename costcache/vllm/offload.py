@@ -21,8 +21,6 @@ from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy  # noqa: TID253 #
 
 from costcache._version import described
 from costcache.errors import CostcacheError, SettingsError
-from costcache.hints import KEY as HINTS_KEY
-from costcache.hints import NO_HINTS, read_hints
 from costcache.plugins import get_plugins
 from costcache.vllm import build
 from costcache.vllm.chunks import Chunks
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
     from costcache.binding import Binding
     from costcache.cost import CostModel
-    from costcache.records import RequestInfo
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -87,7 +84,9 @@ class CostCachePolicy(CachePolicy):
         settings = read_offload_config(config, self.policy)
         self.settings = settings
         self.binding = binding = build.bind(config, settings, chunk_tokens(config))
-        self.chunks = Chunks(binding, cache_capacity)
+        clients = build.current_clients()
+        clients.listening = True
+        self.chunks = Chunks(binding, cache_capacity, clients.of)
         # vLLM asks for each chunk, and often: no function of ours is in between.
         setattr(self, "get", self.chunks.held.get)  # noqa: B010 # it replaces a method
         if build.is_tested(settings) and _tells_enough(settings):
@@ -175,7 +174,7 @@ class CostCachePolicy(CachePolicy):
         req_context: Any,
     ) -> None:
         """A request ends."""
-        self.chunks.end(req_context, _told(req_context))
+        self.chunks.end(req_context)
 
     @guarded
     def mark_non_evictable(self, key: Any) -> None:
@@ -212,15 +211,6 @@ def _tells_enough(settings: build.VllmSettings) -> bool:
 
 
 _ANSWERED = [name for name in vars(CachePolicy) if not name.startswith("_")]
-
-
-def _told(context: Any) -> RequestInfo:
-    """Hints of the client: an action ``costcache`` among the request's ``kv_hints``."""
-    hints = context.kv_hints
-    for action in () if hints is None else hints.actions:
-        if action.action_type == HINTS_KEY:
-            return read_hints(action.payload)
-    return NO_HINTS
 
 
 def __getattr__(name: str) -> type[CachePolicy]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from costcache._version import described
 from costcache.recording.settings import recording_asked
 from costcache.vllm.build import VllmSettings, bind, is_tested, read_config, serving
+from costcache.vllm.clients import Clients
 from costcache.vllm.metrics import VLLMS_OWN, Sent
 from costcache.vllm.mixed import attach
 
@@ -87,7 +88,8 @@ def scheduler_class(base: Any) -> Any:
                 recorded = None
             if settings is not None and not is_tested(settings):
                 settings = None
-            with serving(vllm_config):  # always: the offload tier may have a policy, and the GPU none
+            self._costcache_clients = clients = Clients()
+            with serving(vllm_config, clients):  # always: the offload tier alone may have a policy
                 super().__init__(vllm_config, *args, **kwargs)
             if settings is not None and choose(self.kv_cache_manager, vllm_config, settings):
                 blocks = self.kv_cache_manager.block_pool.costcache
@@ -103,12 +105,16 @@ def scheduler_class(base: Any) -> Any:
         def add_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
             if self._costcache_recording is not None:
                 self._costcache_recording.begin(request)
+            self._costcache_clients.arrive(request)
             return super().add_request(request, *args, **kwargs)
 
         def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
             if self._costcache_recording is not None:
                 self._costcache_recording.end(request)
-            return super()._free_request(request, *args, **kwargs)
+            try:
+                return super()._free_request(request, *args, **kwargs)
+            finally:
+                self._costcache_clients.leave(request)
 
         def make_stats(self, *args: Any, **kwargs: Any) -> Any:
             stats = super().make_stats(*args, **kwargs)

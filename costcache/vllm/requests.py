@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from costcache.pool import Pool
     from costcache.vllm.runs import Held
 
-__all__ = ["Life", "info", "keep_list", "life_of"]
+__all__ = ["Life", "asker_of", "hints_of", "info", "keep_list", "life_of", "sender"]
 
 _ATTRIBUTE = "_costcache"
 _ASKERS = Askers()
@@ -55,7 +55,7 @@ def keep_list(request: Any, blocks: list[Any]) -> None:
 
 
 def info(request: Any, record: RequestRecord) -> RequestInfo:
-    """The facts known of a request that has finished.
+    """The facts known of a request that has finished. Its client's hints were read when it began.
 
     New prompt tokens are those that the GPU's blocks did not have at its first allocation. vLLM's lower
     priority values come first, ours are kept longer. Its scheduler knows no tool calls, but they end in
@@ -63,17 +63,43 @@ def info(request: Any, record: RequestRecord) -> RequestInfo:
     """
     reason = request.get_finished_reason()
     kind = None if reason is None else str(reason)
-    told = _hints(request)
+    life: Life | None = getattr(request, _ATTRIBUTE, None)
+    told = _hints(request) if life is None else life.told
     output = request.output_token_ids
     count = len(output)
-    return told._replace(
+    return RequestInfo(  # not _replace, which takes five times as long
         output_tokens=count,
         new_tokens=max(0, request.num_prompt_tokens - record.matched),
         finish_reason=kind,
         priority=-request.priority,
         session=request.session_id or told.session,
-        ending=tuple(output[max(0, count - MOST_ENDING) : count]) if kind == "stop" else (),
+        ending=tuple(output[max(0, count - MOST_ENDING) : count]) if count and kind == "stop" else (),
+        tenant=told.tenant,
+        session_ends=told.session_ends,
+        returns_after=told.returns_after,
+        keep_seconds=told.keep_seconds,
+        user=told.user,
     )
+
+
+def sender(request: Any) -> tuple[Asker | None, RequestInfo]:
+    """Who sent a request, and what its client said before it ran."""
+    told = _hints(request)
+    told = told._replace(priority=-request.priority, session=request.session_id or told.session)
+    return _asker(request, told), told
+
+
+def asker_of(told: RequestInfo) -> Asker | None:
+    """Who sent a request of which only the hints are known."""
+    return _ASKERS.of(told.session, told.tenant, told.user)
+
+
+def hints_of(envelope: Any) -> RequestInfo:
+    """The action ``costcache`` among vLLM's ``kv_hints`` of a request; no hints if there is none."""
+    for action in () if envelope is None else envelope.actions:
+        if action.action_type == KEY:
+            return read_hints(action.payload)
+    return NO_HINTS
 
 
 def _asker(request: Any, told: RequestInfo) -> Asker | None:
@@ -84,12 +110,10 @@ def _asker(request: Any, told: RequestInfo) -> Asker | None:
 
 
 def _hints(request: Any) -> RequestInfo:
-    """Hints of a client: the action ``costcache`` of its ``kv_hints``, or this entry of ``extra_args``."""
+    """Hints of a client: those of its ``kv_hints``, or the entry ``costcache`` of its ``extra_args``."""
     hints = request.kv_hints
-    if hints is not None:
-        for action in hints.actions:
-            if action.action_type == KEY:
-                return read_hints(action.payload)
+    if hints is not None and any(action.action_type == KEY for action in hints.actions):
+        return hints_of(hints)
     params = request.sampling_params
     more = None if params is None else params.extra_args
-    return read_hints(more.get(KEY) if isinstance(more, dict) else None)
+    return read_hints(more.get(KEY)) if more and isinstance(more, dict) else NO_HINTS

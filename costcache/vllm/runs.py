@@ -59,7 +59,10 @@ class Run(NodeRecord):
         blocks = self.blocks
         # Not the property, a call for each block.
         names = [block._block_hash for block in blocks[start * len(blocks) // end :]]
-        return None if None in names else b"".join(names)
+        try:
+            return b"".join(names)
+        except TypeError:  # one has no contents any more; looking for it takes half as long again
+            return None
 
     def prefix_hash_with(self, offset: int, content: bytes | bytearray) -> int | None:
         """See :class:`costcache.records.NodeRecord`: the content names its prefix, too."""
@@ -217,7 +220,10 @@ class Runs:
 
     def _new(self, held: Held, parent: NodeRecord, at: int, stop: int) -> Run:
         """A run of the blocks ``at`` to ``stop`` of a request."""
-        return Run(parent, (stop - at) * self.size, at * self.size, list(held.blocks[at:stop]))
+        blocks = held.blocks[at:stop]
+        if type(blocks) is not list:
+            blocks = list(blocks)
+        return Run(parent, (stop - at) * self.size, at * self.size, blocks)
 
     def _walk(
         self, blocks: Sequence[Any], at: int, end: int, parent: NodeRecord, *, found: bool = False
@@ -269,8 +275,10 @@ class Runs:
             pool.clock.accesses += len(run.blocks)
             pool.use([run], held.request)
         pool.unpin(held.run)
-        if any(run.locks and not run.blocks[0].ref_cnt for run in path):
-            self._settle()  # another request holds a copy, and the rest of its path was moved away from there
+        for run in path:
+            if run.locks and not run.blocks[0].ref_cnt:
+                self._settle()  # another request holds a copy: the rest of its path was moved away from there
+                break
         if held.info is not None:
             pool.finish(held.request, held.info)
 

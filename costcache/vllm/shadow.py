@@ -44,9 +44,10 @@ class _Stretch:
         own: Blocks, beside those of full attention, that this end adds to those of the one before it.
         after: The stretches that follow it, in order.
         pins: Running requests that resumed from its end, or made it.
+        grows: Whether it is the tail of a running request.
     """
 
-    __slots__ = ("above", "after", "is_end", "names", "own", "pins", "start")
+    __slots__ = ("above", "after", "grows", "is_end", "names", "own", "pins", "start")
 
     def __init__(self, above: _Stretch | None, names: list[bytes], start: int) -> None:
         self.above = above
@@ -56,6 +57,7 @@ class _Stretch:
         self.own = 0
         self.after: dict[_Stretch, None] = {}
         self.pins = 0
+        self.grows = False
         if above is not None:
             above.after[self] = None
 
@@ -87,6 +89,7 @@ class ShadowPath:
         self.parts = self.unnoticed = 0
         self.ends = [end]
         self.tail = _Stretch(end, [], end.stop)
+        self.tail.grows = True
 
 
 class ShadowEnds:
@@ -165,10 +168,9 @@ class ShadowEnds:
             return
         for name in self._first.keys() & path.names:
             stretch = self._first[name]
-            if (
-                stretch.start < at <= stretch.stop
-                and stretch.names[at - stretch.start - 1] == path.names[at - 1]
-            ):
+            if not stretch.start < at < stretch.stop + (not stretch.grows):
+                continue  # another request may still be adding to it
+            if stretch.names[at - stretch.start - 1] == path.names[at - 1]:
                 end = self._cut(stretch, at)
                 self._keep(end)
                 self._pin(end)
@@ -203,7 +205,9 @@ class ShadowEnds:
             return
         end = self._cut(tail, at)
         if end is tail:
+            end.grows = False
             path.tail = _Stretch(end, [], at)
+            path.tail.grows = True
         self._keep(end)
         self._pin(end)
         path.ends.append(end)
@@ -215,6 +219,7 @@ class ShadowEnds:
             if not end.pins and end.is_end:
                 self._line[end] = None
         tail = path.tail
+        tail.grows = False
         if tail.names:
             self._dead.append(tail)
         else:

@@ -8,6 +8,7 @@ Blocks of a page run in order, in one folder and one namespace. Marks after the 
 - ``samples`` needs the sample traces, as ``examples/traces/`` in the page's folder.
 - ``output`` on a ``text`` block: what the block above prints.
 - ``shown`` is not run; the page says why.
+- ``said`` on a ``text`` block: what a server says. Others hold commands, see ``test_commands.py``.
 
 ``...`` in an expected output stands for anything.
 """
@@ -31,6 +32,7 @@ import pytest
 from tests.docs.pages import REPO, Block, Page, pages
 
 RUN = ("python", "console")
+MARKS = ("torch", "traces", "samples", "output", "shown", "said")
 # What anybody gets in a pipe: without colours, without a locale, and without a network.
 OFFLINE = "http://127.0.0.1:9"
 ENVIRONMENT = {
@@ -158,7 +160,9 @@ def test_blocks_print_the_output_that_the_page_shows(
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_every_block_has_a_known_language_and_marks(page: Page) -> None:
     for block in page.blocks():
-        assert block.language in (*RUN, "json", "text", "toml"), f"{page.name}:{block.line}"
+        assert block.language in (*RUN, "dockerfile", "json", "text", "toml"), f"{page.name}:{block.line}"
         for mark in block.marks:
-            known = mark in ("torch", "traces", "samples", "output", "shown") or mark.startswith("file=")
+            known = mark in ("torch", "traces", "samples", "output", "shown", "said") or mark.startswith(
+                "file="
+            )
             assert known, f"{page.name}:{block.line}: {mark}"

@@ -82,6 +82,21 @@ def test_every_page_of_the_documentation_is_listed_in_its_index() -> None:
     assert unlisted == [index.name]
 
 
+def test_every_question_of_a_reader_is_answered_within_two_clicks() -> None:
+    """One to the list of questions, from where readers begin, and one to the answer."""
+    questions = Page(REPO / "docs" / "where-to-look.md")
+    for begins in ("README.md", "docs/README.md"):
+        page = Page(REPO / begins)
+        assert questions.path in [(page.path.parent / link).resolve() for link in page.links()], begins
+    rows = re.findall(r"^\| (\d+)\. (.+\?[^|]*) \| (.+) \|$", questions.text, re.MULTILINE)
+    assert [int(number) for number, *_ in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) >= 20
+    for _, question, answer in rows:
+        links = re.findall(r"\]\(([^)#]+)", answer)
+        assert links, question
+        assert all((questions.path.parent / link).resolve().is_file() for link in links), question
+
+
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_is_documented_with_its_real_signature(hook: str) -> None:
     function = getattr(hookspecs, hook)

@@ -32,6 +32,7 @@ class Page:
     recency: int = 0
     priority: int = 0
     longest: int = 0
+    merged: bool = False
 
 
 @dataclass
@@ -52,20 +53,25 @@ class Running:
     end: Place = field(default_factory=lambda: Place(None))
 
 
-KEYS: dict[str, Callable[[Page, int, int], Any]] = {
-    "lru": lambda page, start, slack: page.recency,
-    "lfu": lambda page, start, slack: (page.uses, page.recency),
-    "fifo": lambda page, start, slack: page.created,
-    "mru": lambda page, start, slack: -page.recency,
-    "filo": lambda page, start, slack: -page.created,
-    "priority": lambda page, start, slack: (page.priority, page.recency),
-    "slru": lambda page, start, slack: (1 if page.uses >= slack else 0, page.recency),
-    "tlru": lambda page, start, slack: (
-        -1 if start >= max(0, page.longest - slack) else 0,
+KEYS: dict[str, Callable[[Page, int, int, int], Any]] = {
+    "lru": lambda page, start, end, slack: page.recency,
+    "lfu": lambda page, start, end, slack: (page.uses, page.recency),
+    "fifo": lambda page, start, end, slack: page.created,
+    "mru": lambda page, start, end, slack: -page.recency,
+    "filo": lambda page, start, end, slack: -page.created,
+    "priority": lambda page, start, end, slack: (page.priority, page.recency),
+    "slru": lambda page, start, end, slack: (1 if page.uses >= slack else 0, page.recency),
+    "tlru": lambda page, start, end, slack: (
+        -1 if (end > bound(page, slack) if page.merged else start >= bound(page, slack)) else 0,
         page.recency,
     ),
 }
 """Rank of a leaf under each policy; the lowest is evicted first. ``slack`` is the policy's own number."""
+
+
+def bound(page: Page, slack: int) -> int:
+    """Tokens after which nothing is needed, under tlru."""
+    return max(0, page.longest - slack)
 
 
 class NaiveCache:
@@ -85,6 +91,7 @@ class NaiveCache:
     ) -> None:
         self.page_size = page_size
         self.capacity = capacity // page_size * page_size
+        self.policy = policy
         self.key = KEYS[policy]
         self.slack = slack
         self.trim_step = trim_step
@@ -270,14 +277,22 @@ class NaiveCache:
             size = self.page_size
             inner = {(space, tokens[:-size]) for space, tokens in self.pages}
             leaves = [end for end in self.ends if end not in inner and end not in protected]
-            ranks = {end: self.key(self.pages[end], self.start(end), self.slack) for end in leaves}
+            ranks = {
+                end: self.key(self.pages[end], self.start(end), len(end[1]), self.slack) for end in leaves
+            }
             assert len(set(ranks.values())) == len(leaves), "two leaves tie: the model cannot tell"
             victim = min(leaves, key=lambda end: ranks[end])
-            gone.append(self._take(victim, goal))
+            gone.append(self._take(victim, min(goal, self._may_take(victim))))
             goal -= gone[-1][1]
         return gone
 
     # -- parts -------------------------------------------------------------------------------
+
+    def _may_take(self, victim: Prefix) -> int:
+        """Tokens that the policy gives of a leaf; the rest is worth more to it."""
+        page, end = self.pages[victim], len(victim[1])
+        last = end - bound(page, self.slack)
+        return last if self.policy == "tlru" and page.merged and last > 0 else end
 
     def _walk(self, space: Namespace, tokens: tuple[int, ...], request: Running) -> int:
         size, stop = self.page_size, 0
@@ -318,6 +333,7 @@ class NaiveCache:
                 and not self.pins[space, tokens[:before]]
                 and last.priority == page.priority
                 and (first.uses - page.uses) * self.merge_alike <= first.uses
+                and self._joins(space, tokens, runs[-1][0], before, end)
             ):
                 runs[-1].append(end)
             else:
@@ -325,23 +341,34 @@ class NaiveCache:
         if (len(ends) - len(runs)) * 8 < len(ends):
             return
         for run in runs:
-            whole = space, tokens[: run[-1]]
-            uses, last = self.pages[space, tokens[: run[0]]].uses, self.pages[whole]
-            for n in range(
-                self.start((space, tokens[: run[0]])) + self.page_size, run[-1] + 1, self.page_size
-            ):
-                page = self.pages[space, tokens[:n]]
-                page.uses, page.last_use, page.created, page.creator = (
-                    uses,
-                    last.last_use,
-                    last.created,
-                    last.creator,
-                )
+            if len(run) == 1:
+                continue
+            whole, start = (space, tokens[: run[-1]]), self.start((space, tokens[: run[0]]))
+            self._share(self.pages, space, tokens[: run[-1]], start)
+            self._merged(space, tokens[: run[-1]], start)
             for end in run[:-1]:
                 self.ends.discard((space, tokens[:end]))
                 for place in self.places:
                     if place.prefix == (space, tokens[:end]):
                         place.prefix = whole
+
+    def _joins(self, space: Namespace, tokens: tuple[int, ...], first: int, before: int, end: int) -> bool:
+        """Whether a node may take over what is before it, by what else the nodes carry."""
+        return True
+
+    def _merged(self, space: Namespace, tokens: tuple[int, ...], start: int) -> None:
+        """One node was made of all that is after ``start``."""
+
+    def _share(
+        self, pages: dict[Prefix, Page], space: Namespace, tokens: tuple[int, ...], start: int
+    ) -> None:
+        """Give the pages of a node that was merged one history: that of its last part, but for the uses."""
+        last, size = pages[space, tokens], self.page_size
+        parts = [pages[space, tokens[:n]] for n in range(start + size, len(tokens) + 1, size)]
+        uses, longest = max(page.uses for page in parts), max(page.longest for page in parts)
+        for page in parts:
+            page.uses, page.longest, page.merged = uses, longest, True
+            page.last_use, page.created, page.creator = last.last_use, last.created, last.creator
 
     def _nodes_to(self, space: Namespace, tokens: tuple[int, ...]) -> list[tuple[int, int]]:
         edges = self.edges((space, tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,7 +83,9 @@ class NaiveWindows(NaiveCache):
             self.ends.add((space, whole[:stop]))
         end = self.usable(space, whole[:stop])
         request.branch = stop
+        merge_from, self.merge_from = self.merge_from, math.inf
         self._walk(space, whole[:end], request)  # what is cached beyond is of no use
+        self.merge_from = merge_from
         self.use_window(space, whole[:end], request)
         return end
 
@@ -136,6 +139,24 @@ class NaiveWindows(NaiveCache):
             used, self._used_first = self._used_first, None
             self.use_window(*used)
         return stop
+
+    def _joins(self, space: Namespace, tokens: tuple[int, ...], first: int, before: int, end: int) -> bool:
+        """Windows join within one window, if they have nearly the same history and the same locks."""
+        a, part = space, self.windows.get((space, tokens[:before]))
+        record, oldest = self.windows.get((a, tokens[:end])), self.windows.get((a, tokens[:first]))
+        if part is None or record is None or oldest is None:
+            return part is record
+        locked = self.locked_windows()
+        return (
+            (part.recency, part.priority) == (record.recency, record.priority)
+            and ((a, tokens[:before]) in locked) == ((a, tokens[:end]) in locked)
+            and abs(oldest.uses - record.uses) * self.merge_alike <= max(oldest.uses, record.uses)
+            and end - self.start((a, tokens[:first])) <= self.tail
+        )
+
+    def _merged(self, space: Namespace, tokens: tuple[int, ...], start: int) -> None:
+        if (space, tokens) in self.windows:
+            self._share(self.windows, space, tokens, start)
 
     def keep(
         self, space: Namespace, tokens: tuple[int, ...], start: int, request: Running, *, fresh: bool
@@ -211,7 +232,11 @@ class NaiveWindows(NaiveCache):
             inner = {(space, tokens[:-size]) for space, tokens in self.pages}
             free = [end for end in self.ends if end in self.windows and end not in locked]
             victim = min(
-                free, key=lambda end: (self.key(self.windows[end], self.start(end), self.slack), len(end[1]))
+                free,
+                key=lambda end: (
+                    self.key(self.windows[end], self.start(end), len(end[1]), self.slack),
+                    len(end[1]),
+                ),
             )
             start, end = self.start(victim), len(victim[1])
             leaf = victim not in inner and victim not in self.protected()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from costcache import RadixCache
 
-__all__ = ["Prompts", "prompts"]
+__all__ = ["GROWING", "Prompts", "prompts"]
 
 
 class Prompts:
@@ -31,6 +31,14 @@ class Prompts:
         whole = kept + tuple(token for symbol in more for token in page[symbol])
         self.history.append(whole)
         return whole + (0,) * min(tail, size - 1)
+
+
+GROWING: dict[str, Any] = {
+    "base": st.integers(0, 200),
+    "cut": st.integers(0, 10),
+    "more": st.lists(st.integers(0, 2), min_size=2, max_size=6),
+}
+"""Arguments of a rule with a prompt that grows by ``more``, page by page."""
 
 
 def prompts(spaces: list[Any], names: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from costcache import RadixCache, RequestInfo
 from costcache.radix import Cleared, Event, Node, Removed, Stored
 from tests.property.kit import MODEL, check_structure, drain, manager, nodes_of
 from tests.property.naive import KEYS, Gone, NaiveCache, Place, Prefix
-from tests.property.prompts import Prompts, prompts
+from tests.property.prompts import GROWING, Prompts, prompts
 
 PLUGINS = manager()
 SPACES = [(None, None), ("lora", None), (None, "salt"), ("", None)]
@@ -121,7 +121,7 @@ class CacheMachine(Prompts, RuleBasedStateMachine):
             trim_step=step,
             slack=slack,
             headroom=headroom,
-            merge_from=merge_from if step and policy != "tlru" else math.inf,  # which takes no merges
+            merge_from=merge_from if step else math.inf,
             merge_alike=merge_alike,
         )
         if step:
@@ -216,6 +216,13 @@ class CacheMachine(Prompts, RuleBasedStateMachine):
         self.went(gone)
         self.evictions += bool(gone)
         self.hold(done.node, (space, tokens[: matched + added]))
+
+    @rule(**GROWING, space=st.sampled_from(SPACES))
+    def grow(self, base: int, cut: int, more: list[int], space: tuple[str | None, str | None]) -> None:
+        """A prompt that grows page by page: a chain of nodes, which are merged."""
+        base %= len(self.history)
+        for pages in range(1, len(more) + 1):
+            self.insert(base, cut, more[:pages], 0, space, None, "own", 0, None)
 
     def slots(self, how: str, lot: Any) -> list[int]:
         """Free or reserved slots in whole pages, shuffled page by page."""

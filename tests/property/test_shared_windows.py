@@ -50,6 +50,8 @@ def check(tree: WindowTree) -> None:
             assert tree.windows.live[record.serial] is record
             assert record.is_leaf
             assert node.locks or not record.locks
+    assert tree.windows.root.live_children == len(windows)
+    assert tree.windows.root.locks == sum(record.locks for record in windows)
     assert len(tree.windows.live) == len(windows) + (len(nodes) if shared else 0)
     if shared:
         assert tree.free_bytes == tree.memory - full * tree.kv_bytes - kept * tree.window_bytes >= 0
@@ -110,22 +112,33 @@ class Server:
 
 @given(
     stream=st.lists(
-        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.booleans(), st.booleans()),
+        st.tuples(
+            st.lists(st.integers(0, 2), min_size=1, max_size=9), st.booleans(), st.booleans(), st.booleans()
+        ),
         max_size=40,
     ),
     policy=st.sampled_from(POLICIES),
     pages=st.integers(2, 20),
     windows=st.none() | st.integers(1, 12),
     window=st.integers(1, 10),
+    merge_from=st.sampled_from([1, 64]),
 )
 def test_counts_and_matches(
-    stream: list[tuple[list[int], bool, bool]], policy: str, pages: int, windows: int | None, window: int
+    stream: list[tuple[list[int], bool, bool, bool]],
+    policy: str,
+    pages: int,
+    windows: int | None,
+    window: int,
+    merge_from: int,
 ) -> None:
     server = Server(new(policy, pages, windows, window))
     tree = server.tree
-    for prompt, hold, release in stream:
+    tree.merge_from = tree.merge_alike = merge_from
+    for prompt, hold, release, grows in stream:
         if release and server.held:
             tree.unpin(server.held.pop(0))
+        for size in range(1, len(prompt)) if grows else ():  # a chain of nodes, which are merged
+            server.serve(prompt[:size], False)
         server.serve(prompt, hold)
         check(tree)
     for node in server.held:

@@ -48,11 +48,18 @@ class StateMachine(RuleBasedStateMachine):
         states=st.integers(1, 4),
         pages=st.integers(2, 12),
         joint=st.booleans(),
+        merge_from=st.sampled_from([1, 2, 64]),
+        merge_alike=st.sampled_from([1, 2, 8]),
     )
-    def make(self, policy: str, states: int, pages: int, joint: bool) -> None:
+    def make(
+        self, policy: str, states: int, pages: int, joint: bool, merge_from: int, merge_alike: int
+    ) -> None:
         memory = states * STATE + pages * PAGE * KV
         share = None if joint else (states * STATE + 1000) / memory
         self.cache = StateCache(MODEL, memory, PAGE, policy, state_share=share)
+        tree = self.cache._tree
+        tree.merge_from, tree.merge_alike = merge_from, merge_alike
+        self.branches: list[tuple[Prefix, Node]] = []
         self.joint = joint
         self.capacity = {pool.pool: pool.capacity for pool in self.cache.pools}
         self.pages: set[Prefix] = set()
@@ -191,6 +198,15 @@ class StateMachine(RuleBasedStateMachine):
             self.take_state()
         self.insert(prompt, True)
 
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=3, max_size=8), states=st.lists(st.booleans()))
+    def grow(self, prompt: list[int], states: list[bool]) -> None:
+        """A prompt that grows page by page: a chain of nodes, of which those without a state are merged."""
+        for page, _ in enumerate(prompt):
+            if page < len(states) and states[page]:
+                self.serve(tuple(prompt[: page + 1]))
+            else:
+                self.insert(tuple(prompt[: page + 1]), False)
+
     @rule()
     def take_state(self) -> None:
         room, evictable = self.room(), self.evictable()
@@ -218,6 +234,24 @@ class StateMachine(RuleBasedStateMachine):
         if branch is not None:
             self.cache.attach(branch, self.reserved[-1])
             self.states[prefix_of(branch)] = self.reserved.pop()
+
+    @rule(prompt=prompts)
+    def note_the_branch(self, prompt: Prefix) -> None:
+        branch = self.cache.match_prefix(tokens_of(prompt)).branch
+        if branch is not None:
+            self.branches.append((prefix_of(branch), branch))
+
+    @precondition(lambda self: self.reserved and self.branches)
+    @rule(which=st.integers(0, 9))
+    def keep_at_an_earlier_branch(self, which: int) -> None:
+        """Its node may have been merged into a longer one since, and that one split elsewhere."""
+        prefix, branch = self.branches.pop(which % len(self.branches))
+        try:
+            self.cache.attach(branch, self.reserved[-1])
+        except ValueError as error:
+            assert ("evicted" in str(error)) or prefix in self.states  # noqa: PT017 # either is right
+            return
+        self.states[prefix] = self.reserved.pop()
 
     @rule(prompt=prompts)
     def fork(self, prompt: Prefix) -> None:

@@ -66,6 +66,7 @@ def check(tree: StateTree) -> None:
         assert reach(node)[0] == node.replay
     order = pool.order
     if isinstance(order, HazardStates):
+        assert order.learner.lives.keys() <= pool.live.keys()
         for node in nodes:
             life = order.learner.lives.get(node.serial)
             assert (life is not None and not life.evicted) == (node.state is not None)
@@ -146,7 +147,10 @@ class Server:
 
 
 streams = st.lists(
-    st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.booleans(), st.booleans()), max_size=40
+    st.tuples(
+        st.lists(st.integers(0, 2), min_size=1, max_size=8), st.booleans(), st.booleans(), st.booleans()
+    ),
+    max_size=40,
 )
 
 
@@ -156,14 +160,23 @@ streams = st.lists(
     joint=st.booleans(),
     pages=st.integers(4, 20),
     states=st.integers(1, 6),
+    merge_from=st.sampled_from([1, 64]),
 )
 def test_counts_and_matches(
-    stream: list[tuple[list[int], bool, bool]], policy: str, joint: bool, pages: int, states: int
+    stream: list[tuple[list[int], bool, bool, bool]],
+    policy: str,
+    joint: bool,
+    pages: int,
+    states: int,
+    merge_from: int,
 ) -> None:
     server = Server(new(policy, pages * PAGE, states, joint=joint))
-    for prompt, hold, release in stream:
+    server.tree.merge_from = server.tree.merge_alike = merge_from
+    for prompt, hold, release, grows in stream:
         if release and server.held:
             server.tree.pool.unpin(server.held.pop(0))
+        for size in range(1, len(prompt)) if grows else ():  # a chain of nodes, which are merged
+            server.serve(prompt[:size], False)
         server.serve(prompt, hold)
         check(server.tree)
         assert not server.tree.pool.fallbacks

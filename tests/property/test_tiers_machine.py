@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from costcache.tiers.copies import Copies
-from costcache.tiers.lower import place_of
+from costcache.tiers.tier import place_of
 from costcache.tiers.writing import WRITINGS
-from tests.tiers import LAYERS, MemoryStore, Server, plugins_with, rows
+from tests.tiers import LAYERS, PAGE, MemoryStore, Server, plugins_with, rows, window_pool
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -38,10 +38,20 @@ class Tiers(RuleBasedStateMachine):
         host=st.sampled_from([16, 32, 96]),
         disk=st.sampled_from([0, 24, 64, 400]),
         in_flight=st.sampled_from([1 << 12, 1 << 30]),
+        merge_from=st.sampled_from([1, 64]),
     )
     def start(
-        self, layout: str, write: str, policy: int, slots: int, host: int, disk: int, in_flight: int
+        self,
+        layout: str,
+        write: str,
+        policy: int,
+        slots: int,
+        host: int,
+        disk: int,
+        in_flight: int,
+        merge_from: int,
     ) -> None:
+        self.merge_from = merge_from
         self.store = MemoryStore()
         names = POLICIES[layout == "hybrid"]
         self.made: dict[str, Any] = {
@@ -64,6 +74,12 @@ class Tiers(RuleBasedStateMachine):
     def _serve_anew(self) -> None:
         """Make a server whose copies end when the test says so, each after a millisecond."""
         self.server = Server(**self.made)
+        mover: Any = self.server.tiers._mover
+        for tier in (mover.host, mover.disk):
+            if tier is not None:
+                tier.tree.merge_from = tier.tree.merge_alike = self.merge_from
+        tree = self.server.tiers.device._tree
+        tree.merge_from = tree.merge_alike = self.merge_from
         for line in self.server.tiers._lines:
 
             def ready(copies: Copies = line.copies) -> int:
@@ -80,6 +96,13 @@ class Tiers(RuleBasedStateMachine):
     @rule(tokens=TOKENS)
     def serve(self, tokens: list[int]) -> None:
         self.server.serve(tokens)
+
+    @rule(page=st.lists(st.integers(0, 2), min_size=PAGE, max_size=PAGE), pages=st.integers(3, 6))
+    def grow(self, page: list[int], pages: int) -> None:
+        """A prompt that grows page by page: a chain of nodes, which are merged."""
+        for count in range(1, pages + 1):
+            self.server.serve(page * count)
+            self.server.tiers.drain()  # so that slower tiers have one, too
 
     @rule(tokens=TOKENS)
     def begin(self, tokens: list[int]) -> None:
@@ -121,7 +144,8 @@ class Tiers(RuleBasedStateMachine):
     @rule(denied=st.booleans())
     def permission(self, denied: bool) -> None:
         self.server.tiers.drain()
-        self.store.denied = PermissionError(errno.EACCES, "permission denied") if denied else None
+        error = PermissionError(errno.EACCES, "permission denied") if denied else None
+        self.store.denied = self.store.refused = self.store.kept = error
         self.faulty |= denied
 
     @rule(
@@ -138,10 +162,12 @@ class Tiers(RuleBasedStateMachine):
         self.faulty = True
         key = keys[which % len(keys)]
         value = bytearray(values[key])
+        if not value:  # it was cut before
+            how = "lose"
         if how == "flip":
             value[at % len(value)] ^= 1 << at % 8
         elif how == "cut":
-            del value[at % len(value) :]
+            del value[at % max(1, len(value)) :]
         elif how == "swap":
             value = bytearray(values[keys[at % len(keys)]])
         values[key] = bytes(value)
@@ -182,9 +208,15 @@ class Tiers(RuleBasedStateMachine):
         slots = mover.host.slots
         assert slots.free + slots.reserved + slots.cached == slots.capacity
         assert slots.cached == mover.host.pool.cached == sum(n.tokens for n in mover.host.tree.walk())
-        for tier in (mover.host, mover.disk):
-            if tier is not None:
-                assert tier.pool.used + tier.pool.reserved <= tier.pool.capacity
+        for tier in (mover.device, mover.host, mover.disk):
+            if tier is None:
+                continue
+            assert tier.pool.used + tier.pool.reserved <= tier.pool.capacity
+            pool = getattr(tier.tree, "windows", None)
+            if pool is not None:
+                assert pool.used + pool.reserved <= pool.capacity
+                if tier.windows is not None:
+                    assert tier.windows.used == pool.used + pool.reserved
         if mover.disk is not None:
             assert mover.disk.pool.cached == sum(n.tokens for n in mover.disk.tree.walk())
 
@@ -194,13 +226,21 @@ class Tiers(RuleBasedStateMachine):
             return
         server, mover = self.server, self.server.tiers._mover
         assert mover is not None
-        sizes = tuple(part.bytes for part in server.layout.tokens)
+        sizes = server.buffers.tokens.sizes
         for node in mover.host.tree.walk():
             assert node.slots is not None
             tokens = np.frombuffer(place_of(node).key, np.int64)
-            got = mover.host.buffers.tokens.read(node.slots)
-            for mine, want in zip(got, rows(tokens, sizes), strict=True):
-                assert np.array_equal(mine.numpy(), want[node.depth :])
+            got = mover.host.buffers.tokens.gather(node.slots).numpy()
+            assert np.array_equal(got, rows(tokens, sizes)[node.depth :])
+            windows, held = mover.host.buffers.windows, mover.host.windows
+            if node.window is not None and windows is not None and held is not None:
+                got = windows.gather(held.of(node.slots)).numpy()
+                want = rows(tokens, self._window_sizes(), 2)
+                assert np.array_equal(got, want[node.depth :])
+
+    def _window_sizes(self) -> tuple[int, ...]:
+        windows = self.server.buffers.windows
+        return () if windows is None else windows.sizes
 
     def teardown(self) -> None:
         if not hasattr(self, "server"):
@@ -216,6 +256,10 @@ class Tiers(RuleBasedStateMachine):
         assert server.cache.stats().protected == 0, "a copy left a pin on the device"
         assert mover.host.slots.reserved == 0
         assert mover.host.pool.pinned == 0
+        if server.buffers.windows is not None:
+            assert window_pool(server.cache._tree).reserved == 0
+            pool = window_pool(mover.host.tree)
+            assert pool.pinned == pool.reserved == 0
         if mover.disk is not None:
             assert mover.disk.pool.pinned == 0
             self._storage_agrees(mover.disk, store)
@@ -224,7 +268,7 @@ class Tiers(RuleBasedStateMachine):
     def _storage_agrees(self, disk: Any, store: MemoryStore) -> None:
         if not self.faulty:
             assert _known(disk) == set(store.values), "what was acknowledged is there, and nothing else"
-        sizes = tuple(part.bytes for part in self.server.layout.tokens)
+        sizes = self.server.buffers.tokens.sizes
         store.denied = None
         for node in disk.tree.walk():
             tokens = np.frombuffer(place_of(node).key, np.int64)
@@ -235,14 +279,28 @@ class Tiers(RuleBasedStateMachine):
                     assert self.faulty, "an acknowledged page was lost"
                     continue
                 start = node.depth + number * disk.page_size
-                page = b"".join(part[start : start + disk.page_size].tobytes() for part in want)
+                page = want[start : start + disk.page_size].tobytes()
                 assert bytes(payload) == page, "a page has wrong bytes"
+            if node.window is None:
+                continue
+            want = rows(tokens, self._window_sizes(), 2)
+            for number, value in enumerate(node.hashes):
+                payload = disk.store.get(disk.window_key(value))
+                start = node.depth + number * disk.page_size
+                assert payload is not None or self.faulty, "acknowledged window KV was lost"
+                assert payload is None or bytes(payload) == want[start : start + disk.page_size].tobytes()
 
 
 def _known(disk: Any) -> set[bytes]:
     """Keys of everything that the tier believes to be in storage."""
     pages = {disk.page_key(value) for node in disk.tree.walk() for value in node.hashes}
-    return pages | set(disk._states.values()) | set(disk._orphans)
+    windows = {
+        disk.window_key(value)
+        for node in disk.tree.walk()
+        if node.window is not None
+        for value in node.hashes
+    }
+    return pages | windows | set(disk._states.values()) | set(disk.left)
 
 
 logging.getLogger("costcache").addFilter(lambda record: "injected" not in record.getMessage())

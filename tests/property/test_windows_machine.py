@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from costcache.radix.windows import WindowTree
 from tests.property.kit import check_structure, drain, manager, nodes_of
 from tests.property.naive import Gone, Prefix
 from tests.property.naive_windows import NaiveWindows, WindowGone
-from tests.property.prompts import Prompts, prompts
+from tests.property.prompts import GROWING, Prompts, prompts
 from tests.property.test_cache_machine import NAMES, Handle
 
 PLUGINS = manager()
@@ -53,8 +54,20 @@ class WindowsMachine(Prompts, RuleBasedStateMachine):
         pages=st.integers(8, 20),
         room=st.integers(0, 8),
         trim=st.sampled_from(["auto", "exact", "chunk", "off"]),
+        merge_from=st.sampled_from([1, 2, 64]),
+        merge_alike=st.sampled_from([1, 2, 8]),
     )
-    def make(self, policy: str, page_size: int, window: int, pages: int, room: int, trim: str) -> None:
+    def make(
+        self,
+        policy: str,
+        page_size: int,
+        window: int,
+        pages: int,
+        room: int,
+        trim: str,
+        merge_from: int,
+        merge_alike: int,
+    ) -> None:
         kept = -(-window // page_size) * page_size + page_size
         more: dict[str, Any] = {"policy_settings": {"protected_threshold": SLACK}} if policy == "slru" else {}
         self.cache = RadixCache(
@@ -80,7 +93,12 @@ class WindowsMachine(Prompts, RuleBasedStateMachine):
             room=kept + room * page_size,
             trim_step=step,
             slack=SLACK,
+            merge_from=merge_from if step else math.inf,
+            merge_alike=merge_alike,
         )
+        if step:
+            tree.merge_from = merge_from
+        tree.merge_alike = merge_alike
         self.history: list[tuple[int, ...]] = [()]
         self.handles: list[Handle] = []
         self.freed: list[int] = []
@@ -165,6 +183,13 @@ class WindowsMachine(Prompts, RuleBasedStateMachine):
                 for slot, other in zip(mine, cached, strict=True)
             )
         self.hold(done.node, (space, tokens[: matched + added]))
+
+    @rule(**GROWING, space=st.sampled_from(SPACES))
+    def grow(self, base: int, cut: int, more: list[int], space: tuple[Any, Any]) -> None:
+        """A prompt that grows page by page: a chain of nodes, which are merged."""
+        base %= len(self.history)
+        for pages in range(1, len(more) + 1):
+            self.insert(base, cut, more[:pages], 0, space, None, True, 0, 0)
 
     def free_pages(self) -> list[int]:
         size = self.cache.page_size
@@ -282,6 +307,7 @@ class WindowsMachine(Prompts, RuleBasedStateMachine):
         assert pool.evictable == self.model.window_evictable
         assert self.tree.window_tokens == self.tree.windows.cached
         assert self.tree.windows.pinned == locked == self.tree._pinned_windows
+        assert self.tree.windows.root.locks == sum(record.locks for record in self.tree.windows.records())
         # Whoever follows the events knows whose window KV is cached.
         self.mapped -= set(self.freed)
         self.freed.clear()

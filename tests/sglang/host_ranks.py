@@ -1,4 +1,4 @@
-"""One of two ranks with a host tier, in a process of its own: prints every victim of all tiers as JSON.
+"""One of two ranks, in a process of its own: prints every victim of streams without and with a host tier.
 
 The ranks talk over torch.distributed's gloo, as SGLang's do. Copies between the tiers take a while that is
 random and differs between the ranks.
@@ -68,12 +68,17 @@ def main() -> None:
     import torch
 
     import tests.sglang.shims.torchvision_ops  # noqa: F401  # before SGLang is imported
+    from tests.sglang import ranks
+    from tests.sglang.pools import Shape
 
     logging.disable(logging.WARNING)
-    rank, store, jobs = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    rank, store, plain, tiers = int(sys.argv[1]), sys.argv[2], *map(json.loads, sys.argv[3:])
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    out = {json.dumps(job): victims(job, rank) for job in jobs}
+    out = {json.dumps(job): victims(job, rank) for job in tiers}
+    for job in plain:
+        shape = Shape(job["kind"], job["page_size"], tokens=2048, states=20, core=job["core"])
+        out[json.dumps(job)] = ranks.victims(shape, job["seed"], job["policy"])
     sys.stdout.write("\n" + json.dumps(out) + "\n")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -1,10 +1,7 @@
-"""One stream of random operations in a separate process, which prints every victim as JSON."""
+"""The victims of one stream of random operations."""
 
 from __future__ import annotations
 
-import json
-import logging
-import sys
 from typing import Any
 
 STEPS = 250
@@ -37,22 +34,3 @@ def recorded(pool: str, take: Any, seen: list[Any]) -> Any:
         return taken
 
     return recorded_take
-
-
-def main() -> None:
-    import warnings
-
-    warnings.simplefilter("ignore")
-    import tests.sglang.shims.torchvision_ops  # noqa: F401  # before SGLang is imported
-    from tests.sglang.pools import Shape
-
-    logging.disable(logging.WARNING)
-    out = {}
-    for job in json.loads(sys.argv[1]):
-        shape = Shape(job["kind"], job["page_size"], tokens=2048, states=20, core=job["core"])
-        out[json.dumps(job)] = victims(shape, job["seed"], job["policy"])
-    sys.stdout.write("\n" + json.dumps(out) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -284,6 +284,18 @@ def test_by_cost_computes_what_takes_longer_to_load() -> None:
     server.check()
 
 
+@pytest.mark.parametrize("write", ["write_through", "write_back"])
+def test_without_a_forecast_no_copy_pays_for_what_it_displaces(write: str) -> None:
+    """All prompts are worth the same by the prior, so the price would be that of the copy itself."""
+    server = make("mha", 64, write, host_tier="by_cost", policy="lru", flops_per_second=1.0)
+    for other in range(40):
+        server.serve(range(10_000 * other, 10_000 * other + 320), output=[5])
+        check_records(server.cache)
+    assert server.cache.pools.by_name["host"].counters.evictions > 5
+    assert server.cache.admission.refused["copies"] == 0
+    server.check()
+
+
 def test_what_the_device_learned_ranks_the_host() -> None:
     server = make("mha", 1, policy="hazard", tokens=2048)
     device, host = (server.cache.pools.by_name[name].order for name in ("kv", "host"))

@@ -13,7 +13,8 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.runtime_context import get_parallel
 
 from costcache._version import described
-from costcache.counts import COUNTERS, FALLBACKS, IN_FORCE, VERDICT
+from costcache.counts import BY_USES, BY_USES_LABEL, COUNTERS, FALLBACKS, IN_FORCE, VERDICT
+from costcache.eviction import USES
 from tests.hostile import plugins_with
 from tests.sglang import hicache
 from tests.sglang.pools import Shape, bind, cost_cache
@@ -44,6 +45,17 @@ def value(name: str, pool: str = "kv") -> float | None:
     labels = {**LABELS, "pool": pool}
     found: float | None = prometheus_client.REGISTRY.get_sample_value(f"costcache:{name}", labels)
     return found
+
+
+def by_uses(pool: str = "kv") -> dict[str, float | None]:
+    """Victims by the requests that had used them."""
+    labels = {**LABELS, "pool": pool}
+    return {
+        uses: prometheus_client.REGISTRY.get_sample_value(
+            f"costcache:{BY_USES[0]}", {**labels, BY_USES_LABEL: uses}
+        )
+        for uses in USES
+    }
 
 
 def in_force(policy: str, core: str = "python", pool: str = "kv") -> dict[str, float]:
@@ -164,12 +176,31 @@ def test_every_metric_is_there_before_the_first_request(
     for pool in pools:
         for name, _ in (*COUNTERS.values(), FALLBACKS):
             assert value(name, pool) == 0, (name, pool)
+        assert by_uses(pool) == dict.fromkeys(USES, 0)
         assert value("excess_units_count", pool) == value("decision_seconds_count", pool) == 0
         assert in_force(policy, shape.core or "python", pool) == {"no": 1.0}
     compares = policy == "hazard" and "state" not in pools
     for name, _ in (*VERDICT.values(), IN_FORCE):
         assert value(name) == (0 if compares else None)
     assert value("policy_entries") is None
+
+
+@pytest.mark.parametrize("core", ["python", "rust"])
+def test_victims_are_counted_by_their_uses_and_resets_at_once(core: str) -> None:
+    shape = Shape("mha", core=core, params={"enable_metrics": True})
+    server = Server(cost_cache(shape), shape)
+    for start in (0, 1000, 1000, 1000, 2000):
+        server.serve(range(start, start + 100))
+    server.cache.evict(EvictParams(num_tokens=10_000))
+    # Of a prompt that is cached to its end the last token is computed again, in a node of its own.
+    assert by_uses() == dict.fromkeys(USES, 0) | {"1": 2, "3-4": 2}
+    assert value("victims_total") == 4
+    assert value("resets_total") == 0
+    server.cache.reset()  # nothing was cached
+    assert value("resets_total") == 0
+    server.serve(range(100))
+    server.cache.reset()
+    assert value("resets_total") == 1
 
 
 def test_lru_itself_is_lru_in_force() -> None:

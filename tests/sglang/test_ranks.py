@@ -38,39 +38,6 @@ JOBS: list[dict[str, Any]] = [
 ]
 
 
-def path() -> str:
-    """The path of a new process: this tree before all that this process was given."""
-    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-
-
-def in_a_process(hash_seed: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sglang.ranks", json.dumps(JOBS)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    result: dict[str, Any] = json.loads(done.stdout.strip().rsplit("\n", 1)[-1])
-    return result
-
-
-def test_processes_and_caches_choose_the_same_victims() -> None:
-    with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(in_a_process, ("1", "4242"))
-    assert one == two
-    for job in JOBS:
-        seen = one[json.dumps(job)]
-        assert len(seen) > 20
-        second = {"swa": {"swa"}, "mamba": {"state"}, "mla_mamba": {"state"}}.get(job["kind"], set())
-        assert {pool for pool, *_, taken in seen if isinstance(taken, int)} == {"kv"} | second
-        # A third cache, in a process that has made others before: node ids of SGLang's differ.
-        shape = Shape(job["kind"], job["page_size"], tokens=2048, states=20)
-        assert json.loads(json.dumps(victims(shape, job["seed"], job["policy"]))) == seen
-
-
 HOST_JOBS: list[dict[str, Any]] = [
     {"kind": kind, "page_size": page, "write": write, "policy": policy, "seed": 5, "steps": 90}
     for kind, page, write, policy in (
@@ -82,29 +49,52 @@ HOST_JOBS: list[dict[str, Any]] = [
 ]
 
 
-def test_two_ranks_with_a_host_tier(tmp_path: Path) -> None:
-    """Copies end at other times on each rank; the victims are the same, and nobody waits for ever."""
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The victims of each stream, on two ranks: processes that SGLang takes its time to start in."""
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    # This tree before all that this process was given, such as the compiled package, which the second rank
+    # does not have.
+    paths = [os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))), str(ROOT)]
 
     def rank(number: int) -> dict[str, Any]:
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "tests.sglang.host_ranks", str(number)),
-                *(str(tmp_path / "store"), json.dumps(HOST_JOBS)),
+                *(sys.executable, "-m", "tests.sglang.host_ranks", str(number), str(store)),
+                *(json.dumps(JOBS), json.dumps(HOST_JOBS)),
             ],
             cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": str(number + 1), "PYTHONPATH": path()},
+            env={**os.environ, "PYTHONHASHSEED": ("1", "4242")[number], "PYTHONPATH": paths[number]},
             capture_output=True,
             text=True,
             check=True,
-            timeout=300,
+            timeout=600,
         )
         result: dict[str, Any] = json.loads(done.stdout.strip().rsplit("\n", 1)[-1])
         return result
 
     with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(rank, (0, 1))
+        return list(pool.map(rank, (0, 1)))
+
+
+def test_processes_and_caches_choose_the_same_victims(two_ranks: list[dict[str, Any]]) -> None:
+    one, two = two_ranks
+    for job in JOBS:
+        seen = one[json.dumps(job)]
+        assert seen == two[json.dumps(job)]
+        assert len(seen) > 20
+        second = {"swa": {"swa"}, "mamba": {"state"}, "mla_mamba": {"state"}}.get(job["kind"], set())
+        assert {pool for pool, *_, taken in seen if isinstance(taken, int)} == {"kv"} | second
+        # A third cache, in a process that has made others before: node ids of SGLang's differ.
+        shape = Shape(job["kind"], job["page_size"], tokens=2048, states=20)
+        assert json.loads(json.dumps(victims(shape, job["seed"], job["policy"]))) == seen
+
+
+def test_two_ranks_with_a_host_tier(two_ranks: list[dict[str, Any]]) -> None:
+    """Copies end at other times on each rank; the victims are the same, and nobody waits for ever."""
+    one, two = ([rank[json.dumps(job)] for job in HOST_JOBS] for rank in two_ranks)
     assert one == two
-    tiers = {pool for seen in one.values() for pool, *_, taken in seen if isinstance(taken, int)}
+    tiers = {pool for seen in one for pool, *_, taken in seen if isinstance(taken, int)}
     assert tiers == {"kv", "swa", "state", "host", "host_swa", "host_state"}
 
 

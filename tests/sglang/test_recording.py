@@ -72,9 +72,9 @@ def test_a_replay_finds_what_the_cache_found(policy: str, core: str, tmp_path: P
     assert recorded.trace.input_tokens.tolist() == [len(prompt) for prompt in prompts]
     (header,) = recorded.headers
     assert (header.policy, header.page_size, header.capacity) == (policy, PAGE, SHAPE.tokens)
-    # The server's clock counts requests, and that of a replay is the trace's.
-    trace = replace(recorded.trace, timestamps=np.arange(len(prompts), dtype=np.float64))
-    simulator = Simulator(trace, ModelSpec.from_config(CONFIG | CONFIGS["mha"]), Deployment(page_size=PAGE))
+    simulator = Simulator(
+        recorded.trace, ModelSpec.from_config(CONFIG | CONFIGS["mha"]), Deployment(page_size=PAGE)
+    )
     run = simulator.run(
         Settings(policy=policy, trim="off"), header.capacity, serving=ServingSettings(concurrency=1)
     )

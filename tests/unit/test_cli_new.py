@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from costcache.cli import cli
+from costcache.plugins import RESERVED
 from tests.unit.commands import costcache_, refusal
 
 
@@ -58,8 +59,26 @@ def test_a_name_that_is_taken_and_a_folder_that_is_full_are_refused(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("name", sorted(RESERVED - {""}))
+def test_a_name_that_the_command_line_means_otherwise_is_refused(tmp_path: Path, name: str) -> None:
+    """The policy would be refused when it is loaded."""
+    said = refusal("new-policy", name, "--out", tmp_path / "made")
+    assert said == f"the name {name!r} means something else on the command line: give another one"
+    assert not (tmp_path / "made").exists()
+
+
 def test_the_commands_are_listed() -> None:
     assert {"new-policy", "new-architecture"} <= set(cli.list_commands(None))  # type: ignore[arg-type]  # unused
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_distribution_is_written_whole_or_not_at_all(tmp_path: Path, there: bool) -> None:
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    too_long = "a" * 300  # for the name of a file, of which others are written before
+    assert "cannot be written (File name too long)" in refusal("new-policy", too_long, "--out", out)
+    assert [*tmp_path.rglob("*")] == [out][:there]
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from costcache.cli import cli
 from costcache.sim.traces import write_trace
 from costcache.sim.workloads import generate, workload_settings
+from tests.unit.commands import costcache_
 
 MODEL = ("--model", "llama-3-8b")
 HYBRID = ("--model", "qwen3-next")
@@ -236,3 +237,19 @@ def test_a_place_that_cannot_be_written_is_named(command: tuple[str, ...]) -> No
 def test_replay_options_without_a_replay_are_refused(said: tuple[str, str]) -> None:
     plan = PLAN[: PLAN.index("--trace")]
     assert refusal(*plan, *said) == f"{said[0]} applies to a replay: give --trace FILE, or leave it out"
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e30", HUGE])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plugins", "doctor", "--seconds"),
+        ("plugins", "doctor", "--limit"),
+        ("watch", "--url", "http://127.0.0.1:9", "--interval"),
+    ],
+    ids=" ".join,
+)
+def test_seconds_that_no_clock_can_wait_are_refused(command: tuple[str, ...], seconds: str) -> None:
+    done = costcache_(*command, seconds)
+    assert done.exit_code == 2
+    assert f"Invalid value for '{command[-1]}'" in done.stderr

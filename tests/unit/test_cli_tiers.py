@@ -67,6 +67,7 @@ def test_the_report_says_how_much_host_memory_pays(agents: Path, tmp_path: Path)
         (("--link", "55GB/s"), "--link is for tiers: give --host too"),
         (("--disk", "2TB"), "--disk is for tiers: give --host too"),
         (("--write", "by_cost"), "--write is for tiers: give --host too"),
+        (("--running", "beside"), "--running is for tiers: give --host too"),
         (("--gpu-price", "4"), "--gpu-price is for tiers: give --host too"),
         ((*HOST, "--disk", "2TB"), "--disk needs its speed: give --disk-bandwidth, such as 6GB/s"),
         ((*HOST, "--disk-bandwidth", "6GB/s"), "--disk-bandwidth is for a disk: give --disk too"),

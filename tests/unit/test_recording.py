@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import random
 from array import array
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from costcache.deployment import Deployment
 from costcache.errors import SettingsError, TraceError
 from costcache.model import ModelSpec
 from costcache.recording.files import Files
-from costcache.recording.hashes import Hashed, Hasher, Tokens
+from costcache.recording.hashes import Content, Hashed, Hasher, Tokens
 from costcache.recording.recorder import Ended, Recorder
 from costcache.recording.settings import (
     ENVIRONMENT,
@@ -170,6 +171,26 @@ def test_hashes_of_a_server_give_blocks_of_the_same_shape(
     whole = len(prompt) // size
     assert ids[:whole] == other[:whole]
     assert not set(ids[whole:]) & set(other[whole:])
+
+
+def test_what_is_remembered_changes_no_number_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costcache.recording.hashes._MOST_STRIDES", 5)
+    rng, remembers = random.Random(2), Hasher(b"salt")
+    prompts = [[rng.randrange(9) for _ in range(1500)] for _ in range(2)]
+    for _ in range(30):
+        prompt = rng.choice(prompts)
+        prompt = prompt[: rng.randrange(len(prompt) + 1)] + [
+            rng.randrange(9) for _ in range(rng.randrange(300))
+        ]
+        size = rng.choice([4, 8])
+        hashes = [repr(prompt[: at + 4]).encode() for at in range(0, len(prompt) - 3, 4)]
+        contents: tuple[Content, ...] = (
+            Tokens(rng.choice([b"a", b"b"]), raw(prompt), raw([1] * 20)),
+            Hashed(hashes, len(prompt), 0, 4, b"r"),
+        )
+        for content in contents:
+            assert content.numbers(remembers, size) == content.numbers(Hasher(b"salt"), size)
+    assert len(remembers._strides) == 5
 
 
 def test_namespaces_share_nothing() -> None:

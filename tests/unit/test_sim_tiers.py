@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from costcache.binding import Binding
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.plugins import get_plugins
+from costcache.policies.hazard import Hazard
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.extents import ROOT, extents
@@ -25,8 +28,8 @@ PAGE = 16
 KV = 70_272  # bytes of a token of DeepSeek-V3
 
 
-def trace_of(prompts: list[list[int]], gap: float = 100.0) -> Trace:
-    """One prompt after another; each number stands for a page, and one more token follows."""
+def trace_of(prompts: list[list[int]], gap: float = 100.0, outputs: int = 1) -> Trace:
+    """One prompt after another; each number stands for a page, and one more token follows, and the output."""
     ids, offsets = [], [0]
     for number, prompt in enumerate(prompts):
         ids += [*prompt, 10_000 + number]
@@ -37,7 +40,7 @@ def trace_of(prompts: list[list[int]], gap: float = 100.0) -> Trace:
         block_size=PAGE,
         timestamps=np.arange(len(prompts), dtype=np.float64) * gap,
         input_tokens=tokens,
-        output_tokens=np.ones_like(tokens),
+        output_tokens=np.full_like(tokens, outputs),
         ids=np.array(ids, np.int64),
         offsets=np.array(offsets, np.int64),
     )
@@ -52,6 +55,7 @@ def tiers_of(
     policy: str = "lru",
     model: str = "deepseek-v3",
     extent: int = PAGE,
+    running: Literal["in_pool", "beside"] = "in_pool",
 ) -> Tiers:
     plugins = get_plugins()
     spec, deployment = plugins.resolve(model), Deployment(page_size=PAGE)
@@ -65,7 +69,7 @@ def tiers_of(
         below,
         make_writing(write),
         simulator.prefill,
-        ServingSettings(load="open", concurrency=10_000),
+        ServingSettings(load="open", concurrency=10_000, running=running),
     )
 
 
@@ -109,6 +113,11 @@ class Naive:
                 self._demote(victim)
             self.uses[path[at]] = now
             self.device[path[at]] = len(self.uses) + now * 1000 + at
+        while len(self.device) >= self.sizes[0]:  # the page of the last token and of the output
+            victim = self._victim(self.device, set(path))
+            if victim is None:
+                break
+            self._demote(victim)
         return here, end - here
 
     def _demote(self, page: tuple[int, ...]) -> None:
@@ -141,14 +150,43 @@ def test_two_tiers_find_what_a_naive_model_finds(
     assert [*zip(found.device // PAGE, found.loaded // PAGE, strict=True)] == expected
 
 
+@pytest.mark.parametrize(("outputs", "waits"), [(1, False), (3 * PAGE, True)])
+def test_a_request_that_does_not_fit_beside_a_running_one_waits(outputs: int, waits: bool) -> None:
+    """Of eight pages each takes three for its prompt and one, or four, for its last token and its output."""
+    trace = trace_of([[1, 2, 3], [4, 5, 6]], gap=1e-6, outputs=outputs)
+    tiers = tiers_of(trace, 8, [host(8)], "write_back")
+    ttft, prefill = tiers.run().ttft, tiers.prefill.one(3 * PAGE + 1, 0)
+    decode = (outputs - 1) * tiers.settings.decode_seconds
+    assert ttft.tolist() == pytest.approx([prefill, 2 * prefill + waits * decode], abs=1e-3)
+
+
+def test_a_running_request_is_not_evicted() -> None:
+    """The prompt of a request that has ended is evicted, not the less recent one of a request that runs."""
+    trace = trace_of([[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 3]], gap=1.0)
+    trace.output_tokens[:] = [200, 1, 1, 1]
+    found = tiers_of(trace, 21, [host(8)], "write_back").run()
+    assert found.device.tolist() == [0, 0, 0, 3 * PAGE]
+
+
 def check_tiers(tiers: Tiers) -> None:
     """No tier holds more than it can, each byte is accounted for, and what is pinned is what is above."""
     device = tiers.device
     for level, tier in enumerate(tiers.all):
         held = [record for record in tier.records.values() if record.held]
         assert tier.used == sum(tier.size(record.extent, record.has_state) for record in held)
-        assert tier.used <= tier.capacity
+        assert tier.used + tier.reserved <= tier.capacity
+        states = [record.state for record in tier.records.values() if record.state is not None]
+        assert tier.pool.states == len(states)
+        assert tier.pool.pinned_states == sum(bool(each.locks) for each in states)
+        for record in tier.records.values():
+            assert record.held or not record.has_state
+            assert record.state is not None or not record.has_state
+            # What a tier only tracks is locked, and is above it.
+            assert record.has_state or record.state is None or (level and record.state.locks)
         assert set(tier.pool.live.values()) == set(tier.records.values())
+        running = [each for each in tiers.running if each.last is not None]
+        assert tier.reserved == (0 if level else sum(each.reserved for each in tiers.running))
+        assert level or all(each.last.locks for each in running if each.last is not None)
         if level:
             upper = tiers.all[1:level]
             for record in tier.records.values():
@@ -178,6 +216,8 @@ class Checked(Tiers):
     asked=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), min_size=1, max_size=40),
     device=st.integers(30, 60),
     sizes=st.tuples(st.integers(5, 60), st.integers(0, 100)),
+    gap=st.sampled_from([100.0, 0.05]),
+    running=st.sampled_from(["in_pool", "beside"]),
 )
 @settings(max_examples=8, deadline=None)
 def test_bytes_are_conserved_and_no_tier_holds_too_much(
@@ -187,14 +227,21 @@ def test_bytes_are_conserved_and_no_tier_holds_too_much(
     asked: list[tuple[int, int]],
     device: int,
     sizes: tuple[int, int],
+    gap: float,
+    running: Literal["in_pool", "beside"],
 ) -> None:
     prompts = [[100 * talk + turn for turn in range(turns)] for talk, turns in asked]
     below = [host(sizes[0]), *([disk(sizes[1])] if sizes[1] else [])]
-    trace = trace_of(prompts)
-    tiers = tiers_of(trace, device, below, write, policy=policy, model=model, extent=4 * PAGE)
+    trace = trace_of(prompts, gap, outputs=1 if gap > 1 else 30)
+    tiers = tiers_of(
+        trace, device, below, write, policy=policy, model=model, extent=4 * PAGE, running=running
+    )
     tiers.__class__ = Checked
     outcome = tiers.run()
     assert outcome.policy == policy
+    assert not tiers.running
+    assert not tiers.device.reserved
+    assert not tiers.device.pool.pinned
     assert not outcome.fallbacks
     assert ((outcome.device + outcome.loaded) < trace.input_tokens).all()
     assert sum(moved.hits for moved in outcome.tiers.values()) >= outcome.loaded.sum() - len(trace)
@@ -202,6 +249,67 @@ def test_bytes_are_conserved_and_no_tier_holds_too_much(
 
 def outcome_of(write: str, *below: Below, prompts: list[list[int]], pages: int = 4) -> TieredOutcome:
     return tiers_of(trace_of(prompts), pages, [*below], write).run()
+
+
+def hybrid(prompts: list[list[int]], states: int, pages: int, below: list[Below], write: str) -> Tiers:
+    """A server of a hybrid with room for so many states, and for so many pages besides."""
+    tiers = tiers_of(trace_of(prompts), 1, below, write, model="qwen3-next")
+    device = tiers.device
+    device.capacity = states * device.state_bytes + pages * PAGE * device.token_bytes
+    tiers.__class__ = Checked
+    return tiers
+
+
+def test_a_state_is_loaded_alone_for_kv_that_the_device_has() -> None:
+    """Two prompts share a beginning, whose state is evicted when others need room, but not its KV."""
+    first, longer = [1, 2], [1, 2, 3, 4, 5, 6]
+    tiers = hybrid([first, longer, first], 1, 10, [host(60_000)], "write_back")
+    tiers._supersede = lambda records: None  # type: ignore[method-assign] # the first prompt's state is wanted
+    outcome = tiers.run()
+    moved = outcome.tiers["host"]
+    assert outcome.device.tolist()[2] == 2 * PAGE
+    assert moved.hits == 0
+    assert moved.up == tiers.device.state_bytes
+
+
+def test_kv_after_the_last_state_goes_first() -> None:
+    """Of two conversations the longer one has lost its state: all of its KV goes before the other's."""
+    tiers = hybrid([[1, 2, 3, 4, 5, 6], [11, 12], [21, 22], [11, 12]], 2, 8, [], "write_back")
+    outcome = tiers.run()
+    assert outcome.device.tolist() == [0, 0, 0, 2 * PAGE]
+
+
+def test_room_is_made_ahead_only_of_what_must_be_written() -> None:
+    """By cost evicts ahead what is not below yet, and leaves the rest for as long as there is room."""
+    prompts = [[100 * talk + page for page in range(10)] for talk in (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6)]
+    tiers = tiers_of(trace_of(prompts), 40, [host(1000)], "by_cost")
+    outcome = tiers.run()
+    half = len(prompts) // 2
+    assert outcome.loaded[half:].sum() > 0
+    # The room that was made ahead of the first six is not made again: all their KV is below by now.
+    free = tiers.device.capacity - tiers.device.used
+    assert free < tiers.device.capacity // 10
+    assert tiers.moved[0].down == 60 * PAGE * KV
+
+
+@pytest.mark.parametrize("objective", ["tokens", "flops"])
+def test_a_device_above_a_tier_weighs_all_tokens_alike(objective: str) -> None:
+    plugins = get_plugins()
+    spec, deployment = plugins.resolve("llama-3-70b"), Deployment(page_size=PAGE)
+    trace = trace_of(TWICE)
+    simulator = Simulator(trace, spec, deployment)
+    chosen = Settings(policy="hazard", policy_settings={"objective": objective})
+    binding = Binding.of(spec, deployment, chosen, drops_slow=False)
+    parts = extents(simulator.runs, PAGE, PAGE)
+    for below in ([], [host(8)]):
+        tiers = Tiers(
+            trace, parts, binding, 10**9, below, make_writing("by_cost"), simulator.prefill, ServingSettings()
+        )
+        tells = objective == "flops"
+        orders = [tier.pool.order for tier in tiers.all]
+        assert all(isinstance(order, Hazard) for order in orders)
+        ranges = [order.learner.depths.count > 1 for order in orders]  # type: ignore[attr-defined]
+        assert ranges == ([False, tells] if below else [tells])
 
 
 TWICE = [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4]]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -26,6 +29,9 @@ from costcache.storage import (
     StorageBackend,
     StorageSpec,
 )
+from costcache.testing import StorageContract
+from costcache.testing.fixes import fix_of
+from costcache.testing.trial import try_storage
 from tests.property.kit import Plugin, manager
 
 FAST = {"durable": False}
@@ -426,3 +432,137 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
         made.open_storage("fil", tmp_path, 1)
     with pytest.raises(SettingsError, match=r"unknown setting 'storage_settings\.sync'"):
         made.open_storage("file", tmp_path, 1, {"sync": True})
+
+
+# -- the contract --------------------------------------------------------------------------------
+
+
+class TestFile(StorageContract):
+    backend = "file"
+    settings = FAST
+
+
+class TestLmdb(StorageContract):
+    backend = "lmdb"
+    settings = FAST
+
+    @pytest.fixture(autouse=True)
+    def _needs_lmdb(self) -> None:
+        pytest.importorskip("lmdb")
+
+
+class InMemory(StorageBackend):
+    """Keeps values, but for the fault that a test chooses."""
+
+    kept: ClassVar[dict[Path, dict[bytes, bytes]]] = {}
+
+    def __init__(self, path: Path, capacity: int) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.values, self.capacity = self.kept.setdefault(path, {}), capacity
+        self.thread = threading.get_ident()
+
+    def get(self, key: bytes) -> Any:
+        return self.values.get(key)
+
+    def put(self, key: bytes, value: bytes) -> Any:
+        self.values.pop(key, None)
+        if len(value) > self.capacity:
+            return False
+        self.values[key] = value
+        while sum(map(len, self.values.values())) > self.capacity:
+            del self.values[next(iter(self.values))]
+        return True
+
+    def delete(self, key: bytes) -> None:
+        self.values.pop(key, None)
+
+    def keys(self) -> Iterator[tuple[bytes, int]]:
+        yield from ((key, len(value)) for key, value in self.values.items())
+
+    def close(self) -> None:
+        pass
+
+
+class Forgets(InMemory):
+    def close(self) -> None:
+        self.values.clear()
+
+
+class Unbounded(InMemory):
+    def put(self, key: bytes, value: bytes) -> Any:
+        self.values[key] = value
+        return True
+
+
+class Evicts(InMemory):
+    def put(self, key: bytes, value: bytes) -> Any:
+        done = super().put(key, value)
+        if sum(map(len, self.values.values())) > self.capacity // 8:
+            self.values.clear()
+        return done
+
+
+class Keeps(InMemory):
+    def delete(self, key: bytes) -> None:
+        pass
+
+
+class OfOneThread(InMemory):
+    def get(self, key: bytes) -> Any:
+        if threading.get_ident() != self.thread:
+            raise RuntimeError("made in another thread")
+        return super().get(key)
+
+
+class Shortens(InMemory):
+    def keys(self) -> Iterator[tuple[bytes, int]]:
+        yield from ((key, 1) for key in self.values)
+
+
+class Refuses(InMemory):
+    def put(self, key: bytes, value: bytes) -> Any:
+        return False
+
+
+class Talks(InMemory):
+    def put(self, key: bytes, value: bytes) -> Any:
+        return super().put(key, value) and "done"
+
+
+class Lies(InMemory):
+    """Answers another value of the same length."""
+
+    def get(self, key: bytes) -> Any:
+        value = super().get(key)
+        return value and value[:-1] + bytes([value[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    ("made", "test", "why", "fix"),
+    [
+        (Forgets, "it_keeps_and_lists_all", "keys lists 0 values", "outlives the process"),
+        (InMemory, "what_is_acknowledged", "a value that was put is missed", "outlives the process"),
+        (Unbounded, "it_never_keeps_more", "and the capacity is", "let put evict"),
+        (Evicts, "it_never_keeps_more", "a value that was just put is missed", "names"),
+        (Keeps, "a_key_has_its_latest", "was deleted is still there", "names"),
+        (OfOneThread, "it_may_be_called", "in another thread", "any thread"),
+        (Shortens, "it_keeps_and_lists_all", "keys lists 23 values of 23 bytes", "under its size"),
+        (Refuses, "it_gives_back", "put answered False", "names"),
+        (Talks, "it_gives_back", "put returned 'done'", "put a bool"),
+        (Lies, "it_gives_back", "a value that was put is missed", "outlives the process"),
+    ],
+)
+def test_a_backend_with_one_fault_fails_the_test_of_that_fault(
+    made: type[InMemory], test: str, why: str, fix: str
+) -> None:
+    plugins = offering(mine=StorageSpec(lambda path, capacity, _: made(path, capacity), "Mine."))
+    problems, results = try_storage(plugins, "mine", math.inf, lambda _: None)
+    contract = type(
+        "Tested", (StorageContract,), {"backend": "mine", "plugins": classmethod(lambda _: plugins)}
+    )()
+    (name,) = [each for each in dir(contract) if each.startswith(f"test_{test}")]
+    with pytest.raises(AssertionError, match=re.escape(why)) as caught:
+        getattr(contract, name)()
+    assert fix in fix_of(f"storage backend: {' '.join(str(caught.value).split())}")
+    assert "failed" in results.values()
+    assert problems

@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costcache import Deployment, ModelSpec, RadixCache
+from costcache import Asker, Deployment, ModelSpec, RadixCache, RequestInfo
 from costcache.errors import PluginError, SettingsError
 from costcache.model import CompressedAttention
 from costcache.radix import StateCache
+from costcache.records import MOST_NAME
+from costcache.storage import StorageSpec
 from costcache.tiers import WRITINGS, Buffers, Layout, TieredCache
-from tests.tiers import LAYERS, PAGE, MemoryStore, Prompts, Server, model, plugins_with
+from tests.property.kit import Finishing, Plugin, manager, policy
+from tests.tiers import LAYERS, PAGE, MemoryStore, Prompts, Server, model, plugins_with, window_pool
 from tests.tiers_schedules import schedule
 
 torch = pytest.importorskip("torch")
@@ -70,8 +73,8 @@ def test_tensors_of_any_type_come_back_bit_equal() -> None:
     source, target = Buffers(mine), Buffers.allocate(Buffers(mine).layout(), 20)
     slots, others = np.array([3, 15, 0]), np.array([7, 2, 19])
     source.tokens.copy(slots, target.tokens, others)
-    for part, got in zip(mine, target.tokens.read(others), strict=True):
-        assert torch.equal(got, part.reshape(16, -1).view(torch.uint8)[slots])
+    want = torch.cat([part.reshape(16, -1).view(torch.uint8)[slots] for part in mine], dim=1)
+    assert torch.equal(target.tokens.gather(others), want)
 
 
 # -- schedules -----------------------------------------------------------------------------------
@@ -154,9 +157,22 @@ def test_by_cost_loads_nothing_that_is_faster_to_compute() -> None:
     made.tiers.drain()
     made.serve(B)
     made.tiers.drain()
-    mover._host_line.link.bytes_per_second = 1.0  # as slow as can be
+    mover.lines[0].link.bytes_per_second = 1.0  # as slow as can be
     assert made.serve(A) < 32
     assert mover.counters["host"].loaded == 0
+    made.tiers.close()
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_without_a_forecast_no_copy_pays_for_what_it_displaces(policy: str) -> None:
+    """All prompts are worth the same by the prior, so the price would be that of the copy itself."""
+    made, _ = server(slots=40, host=100, disk=100, write="by_cost", policy=policy)
+    for start in range(0, 3200, 100):
+        made.serve(list(range(start, start + 32)))
+        made.tiers.drain()
+    for counters in made.tiers.counters.values():
+        assert counters.written > 600
+        assert counters.refused == 0
     made.tiers.close()
 
 
@@ -181,6 +197,169 @@ def test_a_pin_protects_what_is_being_copied() -> None:
     made.tiers.drain()
     assert made.cache.stats().protected == 0
     made.tiers.release(made.tiers.allocate(16))
+    made.tiers.close()
+
+
+# -- sliding windows that are evicted apart ------------------------------------------------------
+
+
+def nodes(tree: Any) -> list[tuple[int, int, bool]]:
+    """Where each node begins and ends, and whether it has window KV."""
+    return [(node.depth, node.end, node.window is not None) for node in tree.walk()]
+
+
+@pytest.mark.parametrize("write", ["write_through", "write_back"])
+def test_window_kv_that_is_evicted_alone_is_loaded_alone(write: str) -> None:
+    made, _ = server("apart", slots=96, host=300, write=write)
+    longer = [*A, *B[:16]]
+    made.serve(A)
+    made.serve(longer)
+    made.tiers.drain()
+    window_pool(made.cache._tree).evict(1000)
+    made.cache._collect()
+    made.tiers.drain()
+    mover = made.tiers._mover
+    assert mover is not None
+    assert [end for _, end, window in nodes(mover.host.tree) if window] == [32, 48], "a window at each end"
+    assert [window for *_, window in nodes(made.cache._tree)] == [False] * 5
+    assert made.tiers.match_prefix(A).matched_len == 0, "the device has its KV, and cannot resume"
+    assert made.serve(A) == 32
+    assert mover.counters["host"].loaded == 0, "no token but window KV"
+    assert made.serve(longer) == 48
+    assert mover.counters["host"].loaded == 8, "the last page left with its window"
+    made.tiers.close()
+
+
+def test_a_window_that_two_prompts_share_is_in_storage_once() -> None:
+    made, store = server("apart", slots=96, host=300)
+    made.serve(A)
+    made.serve([*A, *B[:4]])
+    made.tiers.drain()
+    mover = made.tiers._mover
+    assert mover is not None
+    assert mover.disk is not None
+    windows = [key for key in store.values if key.endswith(b"w")]
+    assert len(windows) == 3, "two pages of window before token 32, and one more before token 36"
+    assert len(store.values) - len(windows) == 9
+    assert window_pool(mover.disk.tree).cached == 12
+    made.tiers.close()
+
+
+def test_lost_window_kv_is_a_miss_and_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    made, store = server("apart", slots=40, host=40)
+    made.serve(A)
+    for start in (100, 200):
+        made.serve(list(range(start, start + 32)))
+        made.tiers.drain()
+    mover = made.tiers._mover
+    assert mover is not None
+    assert mover.disk is not None
+    key = mover.disk.ending_keys(made.tiers._place(A, None, None), 32)[1]
+    store.values[key] = store.values[key][:-1]
+    assert made.serve(A) == 0, "there is nothing to resume from"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    made.tiers.drain()
+    assert made.serve(A) == 32, "it was computed again"
+    made.tiers.drain()
+    assert key in store.values, "and written again"
+    made.tiers.close()
+
+
+def test_window_rows_are_held_freed_and_given_to_the_cache() -> None:
+    made, _ = server("apart")
+    tiers, pool = made.tiers, window_pool(made.cache._tree)
+    slots = np.asarray(tiers.allocate(16))
+    assert (tiers.window_rows(slots) == -1).all()
+    assert tiers.hold_windows(slots)
+    assert not tiers.hold_windows(np.asarray(tiers.allocate(32))), "the pool has 32 rows"
+    cached = made.cache.insert([7] * PAGE).node.slots
+    for wrong, why in (
+        (slots[:4], "holds window KV already"),
+        ([*slots[:3], -1], "slot -1 is not in the pool"),
+        (slots[:3], "whole pages of 4"),
+        (cached, "in the cache: only slots that a request has reserved can hold window KV"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            tiers.hold_windows(wrong)
+    with pytest.raises(ValueError, match="can free window KV"):
+        tiers.free_windows(cached)
+    with pytest.raises(ValueError, match="a slot is not in the pool"):
+        tiers.window_rows([64])
+    tiers.free_windows(slots[:4])
+    assert pool.reserved == 12
+    with pytest.raises(ValueError, match="slot 99 is not in the pool"):
+        tiers.insert(range(16), [*slots[:-1], 99])
+    assert pool.reserved == 12, "nothing changed"
+    tiers.insert(range(16), slots)
+    assert pool.reserved == 0
+    assert (tiers.window_rows(slots) >= 0).tolist() == [False] * 4 + [True] * 12
+    again = np.asarray(tiers.allocate(16))
+    assert tiers.hold_windows(again)
+    tiers.release(tiers.insert(range(16), again).duplicates)
+    assert (tiers.window_rows(again) == -1).all(), "the cache had its own"
+    tiers.reset()
+    assert (tiers.window_rows(slots) == -1).all()
+    tiers.close()
+
+
+@pytest.mark.parametrize("layout", ["mla", "apart", "hybrid"])
+def test_what_has_to_be_evicted_is_counted_in_every_pool(layout: str) -> None:
+    made, _ = server(layout, slots=64, host=64, disk=64)
+    mover = made.tiers._mover
+    assert mover is not None
+    assert mover.disk is not None
+    token = made.layout.token_bytes
+    for tier in (mover.host, mover.disk):
+        each = made.layout.state_bytes or made.layout.window_bytes
+        pool = tier.pool
+        fits = pool.free // pool.token_units
+        assert tier.missing_bytes(0, 0) == tier.missing_bytes(fits, 0) == 0
+        more = tier.missing_bytes(fits + 10, 0)
+        assert 9 * token < more <= 10 * token
+        if each:
+            assert tier.missing_bytes(0, 1000) > 500 * each, "endings have a room of their own, or share it"
+    made.tiers.close()
+
+
+# -- who asks ------------------------------------------------------------------------------------
+
+
+def test_the_policies_of_all_tiers_hear_who_asks_and_how_requests_end() -> None:
+    ended: list[tuple[Any, RequestInfo]] = []
+    store = MemoryStore()
+    spec = StorageSpec(lambda path, capacity, settings: store, "for a test")
+    plugins = manager(
+        tested=Plugin(storage_backend=lambda: {"tested": spec}),
+        own=policy("own", lambda: Finishing(lambda request, info: ended.append((request.asker, info)))),
+    )
+    made = Server(
+        "mla", disk=400, path=Path("u"), storage="tested", plugins=plugins, policy="own", slots=64, host=96
+    )
+    tiers = made.tiers
+    first, second = Asker("a", "acme"), Asker("b", "x" * 300)
+    for number, asker in enumerate((first, second)):
+        match = tiers.match_prefix(A, number, asker=asker)
+        if not match.matched_len:
+            tiers.insert(A, tiers.allocate(32), number)
+        tiers.drain()
+        if number:
+            tiers.match_prefix(A, number)  # as a server that looks again: it need not say who asks twice
+        tiers.finish(number, RequestInfo(output_tokens=7, session=asker.session))
+    mover = tiers._mover
+    assert mover is not None
+    assert mover.disk is not None
+    for tier in (mover.device, mover.host, mover.disk):
+        (node,) = tier.tree.walk()
+        assert node.made_by == first
+        assert node.used_by is not None
+        assert node.used_by.session == "b"
+        assert len(node.used_by.tenant or "") == MOST_NAME
+    assert [(asker and asker.session, info.output_tokens) for asker, info in ended] == [
+        *[("a", 7)] * 3,
+        *[("b", 7)] * 3,
+    ]
+    assert not mover.host._requests
+    assert not mover.disk._requests
     made.tiers.close()
 
 
@@ -271,7 +450,8 @@ def test_namespaces_do_not_share_memory() -> None:
     tiers = made.tiers
     tiers.insert(A, tiers.allocate(32), extra_key="one")
     tiers.drain()
-    for names in ({}, {"extra_key": "two"}, {"cache_salt": "one"}):
+    kinds: tuple[dict[str, Any], ...] = ({}, {"extra_key": "two"}, {"cache_salt": "one"})
+    for names in kinds:
         match = tiers.match_prefix(A, **names)
         assert (match.matched_len, match.host_len, match.disk_len) == (0, 0, 0)
     match = tiers.match_prefix(A, extra_key="one")
@@ -317,12 +497,40 @@ def test_what_an_earlier_run_left_is_evicted_before_anything_else() -> None:
     made.tiers.close()
 
 
+def test_what_is_written_again_is_no_leftover_any_more() -> None:
+    made, store = server("apart")
+    made.serve(A)
+    made.tiers.close()
+    pages = sorted(store.values)
+    first = made.tiers._place(A, None, None)
+    again = Server("apart", disk=400, path=Path("u"), storage="tested", plugins=plugins_with(store))
+    mover = again.tiers._mover
+    assert mover is not None
+    disk = mover.disk
+    assert disk is not None
+    del store.values[disk.page_key(disk.hashes(first, 4, 8)[0])]
+    again.tiers.close()
+    again = Server("apart", disk=400, path=Path("u"), storage="tested", plugins=plugins_with(store))
+    mover = again.tiers._mover
+    assert mover is not None
+    disk = mover.disk
+    assert disk is not None
+    assert again.serve(A) == 0, "the chain is broken at its second page"
+    again.tiers.drain()
+    assert not disk.left, "what follows the gap was written again"
+    disk._evict_leftovers(10**6, 10**6)
+    again.tiers.drain()
+    assert sorted(store.values) == pages
+    assert again.serve(A) == 32
+    again.tiers.close()
+
+
 SERVER = """
 import sys
 from pathlib import Path
 from tests.tiers import Prompts, Server
 server = Server(sys.argv[1], write=sys.argv[2], slots=48, host=64, disk=100_000, path=Path(sys.argv[3]),
-                storage_settings={"durable": False})
+                storage=sys.argv[5], storage_settings={"durable": False})
 prompts = Prompts(int(sys.argv[4]))
 print("ready", flush=True)
 while True:
@@ -338,9 +546,11 @@ def test_a_kill_during_a_write_back_loses_nothing_that_was_acknowledged(
 ) -> None:
     chance = random.Random(5)
     for turn in range(2):
-        path, layout = tmp_path / str(turn), ("mla", "hybrid")[turn]
+        path, layout, storage = tmp_path / str(turn), ("apart", "hybrid")[turn], ("file", "lmdb")[turn]
+        if storage == "lmdb":
+            pytest.importorskip("lmdb")
         process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, layout, "write_back", str(path), str(turn)],
+            [sys.executable, "-c", SERVER, layout, "write_back", str(path), str(turn), storage],
             stdout=subprocess.PIPE,
             text=True,
             cwd=repo_root,
@@ -364,13 +574,14 @@ def test_a_kill_during_a_write_back_loses_nothing_that_was_acknowledged(
             host=64,
             disk=100_000,
             path=path,
+            storage=storage,
             storage_settings={"durable": False},
         )
         mover = again.tiers._mover
         assert mover is not None
         assert mover.disk is not None
         for key in map(bytes.fromhex, acknowledged):
-            assert key in mover.disk._orphans
+            assert key in mover.disk.left
             assert mover.disk.store.get(key) is not None
         prompts = Prompts(turn)
         for _ in range(30):
@@ -538,16 +749,33 @@ def test_buffers_and_cache_have_to_fit() -> None:
         Buffers([torch.zeros((4, 8))[:, ::2]])
 
 
-def test_a_cache_with_tokens_or_with_windows_apart_is_refused() -> None:
+def test_a_cache_with_tokens_is_refused() -> None:
     used = small()
     used.insert(A)
     with pytest.raises(SettingsError, match="the cache has 32 tokens: put the tiers below an empty one"):
         build(used, buffers_of())
-    apart = RadixCache(
-        model("windows"), 64, PAGE, "lru", window_pool_size=32, deployment=Deployment(page_size=PAGE)
-    )
-    with pytest.raises(SettingsError, match="evicts sliding windows apart"):
-        build(apart, buffers_of(64, "windows"))
+
+
+def test_windows_apart_need_rows_and_room_in_every_tier() -> None:
+    spec, page = model("apart"), Deployment(page_size=PAGE)
+
+    def apart(windows: int = 32) -> RadixCache:
+        return RadixCache(spec, 64, PAGE, "lru", window_pool_size=windows, deployment=page)
+
+    layout = Layout.of(spec, page, windows_apart=True)
+    with pytest.raises(SettingsError, match="have 16 rows of windows and the cache's pool of windows has 32"):
+        build(apart(), Buffers.allocate(layout, 64, 0, 16))
+    with pytest.raises(SettingsError, match="have 32 rows of windows and the cache's pool of windows has 0"):
+        build(
+            RadixCache(spec, 64, PAGE, "lru", deployment=page),
+            Buffers.allocate(layout, 64, 0, 32),
+        )
+    with pytest.raises(SettingsError, match=r"room for window KV of 4 tokens, and a request resumes from 8"):
+        build(apart(), Buffers.allocate(layout, 64, 0, 32), host=layout.token_bytes * 16)
+    with pytest.raises(SettingsError, match="rows of states and of windows"):
+        Buffers([torch.zeros(4, 8)], [torch.zeros(4, 8)], [torch.zeros(4, 8)])
+    with pytest.raises(ValueError, match="the cache has one pool"):
+        build(small(), buffers_of()).hold_windows([0])
 
 
 def test_it_works_without_a_host_tier_or_a_disk() -> None:
@@ -585,11 +813,11 @@ def test_a_victim_that_cannot_be_read_is_a_miss(
     made.serve(A)
     rows = made.buffers.tokens
 
-    def refuse(slots: Any) -> list[Any]:
+    def refuse(slots: Any) -> Any:
         raise RuntimeError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "read", refuse)
+        patch.setattr(rows, "gather", refuse)
         made.tiers.release(made.tiers.allocate(40))
         made.tiers.drain()
     assert made.tiers.cached("host") == 0

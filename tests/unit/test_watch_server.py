@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
@@ -24,9 +25,11 @@ from costcache.records import RequestInfo
 
 pytest.importorskip("prometheus_client", reason="reads Prometheus' text format; make test installs it")
 
+from costcache.monitor.events import EventCounts, EventFigures
 from costcache.monitor.figures import figures
 from costcache.monitor.reasons import reasons
-from costcache.monitor.samples import MetricsError, Sample, address, load, parse, saved
+from costcache.monitor.samples import NOTHING, MetricsError, Sample, address, load, parse, saved
+from costcache.sim.recordings.published import decode
 
 
 def page(
@@ -41,6 +44,7 @@ def page(
         "gained": 0,
         "lost": 0,
         "page": 16,
+        "resets": 0,
     } | more
     labels = 'model_name="m",tp_rank="0"'
     lines = [
@@ -65,6 +69,9 @@ def page(
             f"costcache:evictions_total{{{pool}}} {evicted // 10}",
             f"costcache:evicted_units_total{{{pool}}} {evicted}",
             f"costcache:victims_total{{{pool}}} {evicted // 5}",
+            f'costcache:victims_by_uses_total{{{pool},uses="1"}} {evicted // 5}',
+            f'costcache:victims_by_uses_total{{{pool},uses="2"}} 0',
+            f"costcache:resets_total{{{pool}}} {state['resets']}",
             f"costcache:short_evictions_total{{{pool}}} {state['short']}",
             f"costcache:fallbacks_total{{{pool}}} {state['fallbacks']}",
             f"costcache:lru_in_force{{{pool}}} {state['in_force']}",
@@ -129,6 +136,8 @@ def test_figures_of_vllm() -> None:
         ({"prompt": 1000, "found": 900, "fallbacks": 1, "lru": "yes"}, ["fallback"]),
         ({"prompt": 1000, "found": 10, "requests": 10, "page": 64}, ["nothing-shared", "page-size"]),
         ({"prompt": 1000, "found": 10, "ours": False}, ["unknown"]),
+        ({"prompt": 1000, "found": 10, "evicted": 900, "resets": 2}, ["reset", "evicted"]),
+        ({"prompt": 1000, "found": 900, "evicted": 900, "resets": 2}, []),
     ],
 )
 def test_reasons(counts: dict[str, Any], expected: list[str]) -> None:
@@ -186,9 +195,12 @@ def test_a_running_server_is_shown(server: tuple[str, list[str]], tmp_path: Path
         "900 tokens were evicted, and 750 had to be computed",
     ):
         assert text in done.output
+    lines = [line.split() for line in done.output.splitlines()]
+    assert ["kv", "180", "0", "0", "0", "0", "0"] in lines  # victims by their uses
     assert "python_gc" not in (tmp_path / "saved").read_text()
     facts = json.loads(watch("--url", f"{url}/metrics", "--once", "--json").output)
     assert (facts["hit_rate"], facts["pools"][0]["evicted"]) == (0.25, 900)
+    assert facts["pools"][0]["by_uses"]["1"] == 180
     assert facts["reasons"][0]["name"] == "evicted"
 
 
@@ -271,6 +283,17 @@ def free() -> str:
         (lambda url, folder: ("--file", f"{folder}/bad"), "bad, line 2: is no sample; give a file of --save"),
         (lambda url, folder: ("--file", f"{folder}/page", "--save", "x"), "--save is for a server"),
         (lambda url, folder: ("--url", url, "--file", "x"), "give --url of a server"),
+        (lambda url, folder: ("--once",), "give --url of a server"),
+        (lambda url, folder: ("--url", url, "--events", "x"), "a file of --events goes with --file or alone"),
+        (lambda url, folder: ("--events", "x", "--events", "y"), "a file of --events goes with --file"),
+        (
+            lambda url, folder: ("--file", f"{folder}/page", "--events", "tcp://x:1"),
+            "an address of --events goes with --url or alone",
+        ),
+        (lambda url, folder: ("--events", "x", "--save-events", "y"), "--save-events is for a server"),
+        (lambda url, folder: ("--events", f"{folder}/none"), "none: cannot be read"),
+        (lambda url, folder: ("--events", f"{folder}/bad"), "batch 1: is no batch of KV events"),
+        (lambda url, folder: ("--events", f"{folder}/empty"), "holds no batch of KV events"),
         (lambda url, folder: ("--file", f"{folder}/broken"), "is not in Prometheus' text format"),
     ],
 )
@@ -281,12 +304,148 @@ def test_what_is_wrong_is_said_in_one_line(
     pages.append("python_info 1\n")
     (tmp_path / "page").write_text(page())
     (tmp_path / "bad").write_text(saved(sample()) + "{}\n")
+    (tmp_path / "empty").write_text("")
     (tmp_path / "broken").write_text("sglang:page_size{ 16\n")
     done = watch(*words(url, tmp_path))
     assert done.exit_code != 0
     assert message in done.output
     assert "Traceback" not in done.output
     assert len(done.output.splitlines()) <= 4  # the usage, for options that exclude each other
+
+
+def stored(
+    first: int, count: int = 1, *, parent: int | None = None, tokens: Any = (), size: int = 64
+) -> dict[str, Any]:
+    """An event that stores ``count`` blocks, whose hashes are numbers from ``first`` on."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": [*range(first, first + count)],
+        "parent_block_hash": parent,
+        "token_ids": list(tokens),
+        "block_size": size,
+    }
+
+
+def removed(*blocks: int) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": [*blocks], "medium": "GPU"}
+
+
+CLEARED = {"type": "AllBlocksCleared"}
+
+
+def of_events(*events: dict[str, Any], rank: int | None = None) -> EventFigures:
+    counts = EventCounts()
+    for at, event in enumerate(events):
+        counts.add(decode(msgspec.msgpack.encode([float(at), [event], rank])))
+    return counts.take(10.0)
+
+
+def test_blocks_that_are_stored_again_had_been_evicted_or_reset() -> None:
+    found = of_events(
+        CLEARED,  # of an empty cache, as a server publishes at its start
+        stored(0, 10),
+        stored(0, 3),  # found, and published again
+        removed(8, 9),
+        stored(9, parent=8),
+        CLEARED,
+        stored(0, 4),
+        stored(8),
+        removed(100),  # stored before anybody subscribed
+        stored(100),
+        {**stored(50), "medium": "CPU"},
+        {**stored(50), "group_idx": 1},
+    )
+    assert (found.stored, found.removed, found.resets) == (64 * 17, 64 * 3, 1)
+    assert (found.after_eviction, found.after_reset, found.cached) == (64 * 3, 64 * 4, 64 * 6)
+
+
+def test_prompts_that_share_less_than_a_block_are_seen() -> None:
+    shared = [1] * 40
+    found = of_events(
+        stored(1, tokens=shared + [2] * 24),
+        stored(2, tokens=shared + [3] * 24),
+        stored(3, parent=2, tokens=shared + [4] * 24),  # another place
+        {**stored(4, tokens=shared + [5] * 24), "cache_salt": "x"},  # another namespace
+        stored(5, tokens=[6] * 64),
+        stored(1, tokens=shared + [2] * 24),
+    )
+    assert (found.stored, found.cut) == (5 * 64, 32)
+    assert [reason.name for reason in reasons(figures(NOTHING, events=found))] == [
+        "page-size",
+        "nothing-shared",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ((), ["idle"]),
+        ((stored(0, 10),), ["nothing-shared"]),
+        ((stored(0, 10), removed(*range(10)), stored(0, 9)), ["evicted", "nothing-shared"]),
+        (
+            (stored(0, 10), CLEARED, stored(0, 8), removed(7), stored(7)),
+            ["reset", "evicted", "nothing-shared"],
+        ),
+        ((stored(0, 10), CLEARED, stored(20, 10)), ["nothing-shared", "reset"]),
+    ],
+)
+def test_reasons_of_events(events: tuple[dict[str, Any], ...], expected: list[str]) -> None:
+    alone = reasons(figures(NOTHING, events=of_events(*events)))
+    assert [reason.name for reason in alone] == expected
+    both = reasons(figures(sample(prompt=1000, found=10), events=of_events(*events)))
+    assert [reason.name for reason in both] == (expected if events else ["nothing-shared"])
+    assert not reasons(figures(sample(prompt=1000, found=900), events=of_events(*events)))
+
+
+def test_a_publisher_that_is_started_again_has_not_been_reset() -> None:
+    counts = EventCounts()
+    counts.add(decode(msgspec.msgpack.encode([1.0, [stored(0, 5)], 0])), "a")
+    counts.add(decode(msgspec.msgpack.encode([1.0, [stored(0, 5)], 0])), "b")
+    assert counts.take(1.0).cached == 640
+    counts.restarted("a")
+    counts.add(decode(msgspec.msgpack.encode([1.0, [stored(0, 5)], 0])), "a")
+    found = counts.take(1.0)
+    assert (found.cached, found.resets, found.stored) == (640, 0, 320)
+
+
+def test_what_is_remembered_of_events_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costcache.monitor.events._MOST", 100)
+    counts = EventCounts()
+    for at in range(1000):
+        events = [stored(at, tokens=range(at, at + 64)), removed(at)]
+        counts.add(decode(msgspec.msgpack.encode([1.0, events, None])))
+    (cache,) = counts._caches.values()
+    assert len(cache._by_reset) == len(cache._beginnings) == 100
+    assert not cache.present
+
+
+def test_a_file_of_events_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    batches = [
+        [100.0, [stored(0, 10)], 0],
+        [110.0, [CLEARED], 0],
+        [120.0, [stored(0, 10), removed(9)], 0],
+    ]
+    path.write_bytes(b"".join(map(msgspec.msgpack.encode, batches)))
+    done = watch("--events", str(path))
+    assert done.exit_code == 0, done.output
+    for text in (
+        "KV events, over 20 s: 3 batches",
+        "stored          1,280 tokens, 64 a second",
+        "  again         0.0% after eviction, 50.0% after a reset",
+        "removed         64 tokens, 3 a second",
+        "resets          1",
+        "cached          576 tokens of those, in blocks of 64",
+        "50.0% of the tokens stored had been cached before, and dropped when the cache was reset.",
+    ):
+        assert text in done.output
+    assert "occupancy" not in done.output
+    (tmp_path / "page").write_text(page(prompt=1000, found=10))
+    both = json.loads(watch("--file", str(tmp_path / "page"), "--events", str(path), "--json").output)
+    assert (both["hit_rate"], both["events"]["after_reset"]) == (0.01, 640)
+    assert both["reasons"][0]["name"] == "reset"
+    path.write_bytes(path.read_bytes() + msgspec.msgpack.encode([130.0, [{"type": "BlockStored"}], 0]))
+    assert "batch 4: an event is malformed" in watch("--events", str(path)).output
 
 
 def test_addresses() -> None:

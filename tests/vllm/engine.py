@@ -43,6 +43,21 @@ WINDOWS: dict[str, Any] = {
 }
 """A Gemma 3 likewise: two groups of sliding windows and one of full attention."""
 
+ENGINE: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "load_format": "dummy",
+    "enforce_eager": True,
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "max_num_seqs": 4,
+    "block_size": 32,
+    "num_gpu_blocks_override": 101,
+    "enable_prefix_caching": True,
+    "disable_log_stats": False,
+    "seed": 0,
+}
+"""Arguments of an engine that is soon under pressure."""
+
 
 def run_engine(
     folder: Path,
@@ -50,6 +65,7 @@ def run_engine(
     environment: dict[str, str] | None = None,
     *,
     config: Any = MODEL,
+    script: str = __file__,
     **options: Any,
 ) -> tuple[dict[str, Any], str]:
     """Answer prompts in an engine of its own.
@@ -59,6 +75,7 @@ def run_engine(
         costcache: The entry ``costcache`` of the additional config, None for stock.
         environment: More variables.
         config: The model's config.
+        script: What answers them.
         options: ``rounds`` of 8 prompts, ``at_once`` how many of them are sent together (all), and arguments
             of vLLM's ``LLM``.
 
@@ -68,7 +85,7 @@ def run_engine(
     (folder / "config.json").write_text(json.dumps(config))
     given = {"model": str(folder), "costcache": costcache, **options}
     done = subprocess.run(
-        [sys.executable, __file__, json.dumps(given)],
+        [sys.executable, script, json.dumps(given)],
         capture_output=True,
         text=True,
         env=os.environ
@@ -106,20 +123,7 @@ def main() -> None:
 
     if costcache is not None:
         given["additional_config"] = {"costcache": costcache}
-    llm = LLM(
-        skip_tokenizer_init=True,
-        load_format="dummy",
-        enforce_eager=True,
-        dtype="float32",
-        max_model_len=1024,
-        max_num_seqs=4,
-        block_size=32,
-        num_gpu_blocks_override=given.pop("num_gpu_blocks_override", 101),
-        enable_prefix_caching=True,
-        disable_log_stats=False,
-        seed=0,
-        **given,
-    )
+    llm = LLM(**ENGINE | given)
     sampling = SamplingParams(max_tokens=4, temperature=0, detokenize=False)
     cached, digest = 0, hashlib.sha256()
     sent = [prompt for batch in prompts(rounds) for prompt in batch]

@@ -43,6 +43,7 @@ class Stepper:
         eagle: The drafter is one that needs the last block of a prefix computed again.
         connector: A KV connector and its extra config.
         blocks: Blocks of the pool.
+        budget: Tokens of a step: longer prompts are computed in chunks.
         seed: Same seed, same answers.
     """
 
@@ -55,6 +56,7 @@ class Stepper:
         eagle: bool = False,
         connector: tuple[str, dict[str, Any]] | None = None,
         blocks: int = 45,
+        budget: int = 200,
         seed: int = 0,
     ) -> None:
         speculative: Any = None
@@ -69,7 +71,10 @@ class Stepper:
             model_config=model(),
             cache_config=CacheConfig(block_size=SIZE),
             scheduler_config=SchedulerConfig.default_factory(
-                max_model_len=2048, is_encoder_decoder=False, max_num_seqs=6, max_num_batched_tokens=200
+                max_model_len=2048,
+                is_encoder_decoder=False,
+                max_num_seqs=6,
+                max_num_batched_tokens=budget,
             ),
             device_config=DeviceConfig(device="cpu"),
             speculative_config=speculative,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from costcache.deployment import Deployment
 from costcache.model import ModelSpec
@@ -16,6 +17,7 @@ from costcache.sim.engine import Simulator
 from costcache.sim.settings import ServingSettings
 from costcache.sim.traces.files import open_source
 from costcache.sim.traces.recording import read_recorded
+from tests.vllm import replicas
 from tests.vllm.engine import MODEL, WINDOWS, run_engine
 
 pytestmark = pytest.mark.engine
@@ -68,11 +70,12 @@ def test_the_answers_are_stocks_on_a_model_with_windows(tmp_path: Path) -> None:
     assert hazard["metrics"]["costcache:fallbacks_total"] == 0
 
 
-def test_a_recording_replayed_has_the_engines_hit_rate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
+def test_a_recording_replayed_has_the_engines_hit_rate(policy: str, tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
     result, log = run_engine(
         tmp_path,
-        {"policy": "lru"},
+        {"policy": policy},
         {"COSTCACHE_RECORD": str(folder)},
         rounds=12,
         at_once=1,
@@ -85,14 +88,14 @@ def test_a_recording_replayed_has_the_engines_hit_rate(tmp_path: Path) -> None:
     (header,) = recorded.headers
     assert len(recorded.trace) == 12 * 8
     assert int(recorded.cached.sum()) == result["cached"]
-    assert (header.policy, header.page_size, header.capacity) == ("lru", 32, 200 * 32)
+    assert (header.policy, header.page_size, header.capacity) == (policy, 32, 200 * 32)
     simulator = Simulator(recorded.trace, ModelSpec.from_config(MODEL), Deployment(page_size=32))
-    run = simulator.run(Settings(policy="lru"), header.capacity, serving=ServingSettings(concurrency=1))
+    run = simulator.run(Settings(policy=policy), header.capacity, serving=ServingSettings(concurrency=1))
     assert 0.05 < recorded.hit_rate < 0.9
     assert abs(run.token_hit_rate - recorded.hit_rate) < 0.005
 
     watched = figures(parse(result["page"], 0.0, "the engine"))
-    assert (watched.server, watched.policy, watched.lru) == ("vllm", "lru", True)
+    assert (watched.server, watched.policy, watched.lru) == ("vllm", policy, policy == "lru")
     assert (watched.capacity, watched.page_size, watched.requests) == (header.capacity, 32, 12 * 8)
     assert watched.prompt_tokens == int(recorded.trace.input_tokens.sum())
     assert watched.found_tokens == result["cached"]
@@ -104,3 +107,24 @@ def test_a_wrong_setting_stops_the_engine_and_names_it(tmp_path: Path) -> None:
     result, log = run_engine(tmp_path, {"polcy": "hazard"}, rounds=1)
     assert result.get("failed")
     assert "unknown setting 'costcache.polcy'" in log
+
+
+def test_both_ranks_of_data_parallelism_have_the_policy(tmp_path: Path) -> None:
+    """Two engine cores behind vLLM's coordinator; their counts come with the label ``engine``."""
+    served, log = run_engine(tmp_path, {"policy": "hazard"}, script=replicas.__file__, rounds=20)
+    assert served.get("reset"), log  # no block is in use at the end
+    assert log.count("policy 'hazard', pool 'kv' of 100 blocks of 32 tokens") == 2
+    assert "LRU takes over" not in log
+    assert served["cached"] > 0
+    found = {
+        (sample.name, sample.labels["engine"]): sample.value
+        for family in text_string_to_metric_families(served["page"])
+        for sample in family.samples
+        if "engine" in sample.labels
+    }
+    for engine in ("0", "1"):
+        assert found["costcache:evictions_total", engine] > 10
+        assert found["costcache:fallbacks_total", engine] == 0
+        assert found["costcache:lru_in_force", engine] == 0
+        assert found["costcache:policy_info", engine] == 1
+        assert found["vllm:prompt_tokens_total", engine] > 10_000

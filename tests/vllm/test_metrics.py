@@ -20,7 +20,8 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
 
 from costcache._version import described
-from costcache.counts import COUNTERS, EXCESS, FALLBACKS, IN_FORCE, SECONDS, VERDICT
+from costcache.counts import BY_USES, BY_USES_LABEL, COUNTERS, EXCESS, FALLBACKS, IN_FORCE, SECONDS, VERDICT
+from costcache.eviction import USES
 from costcache.vllm import metrics
 from tests.vllm import api_server
 from tests.vllm.ends import full, mixed, window
@@ -89,6 +90,23 @@ def test_counts_arrive_once_and_vllms_loggers_do_not_see_them(loggers: Any) -> N
     assert value("fallbacks_total") == 0
     assert info("hazard") == 1
     assert loggers.stat_loggers[0].seen == [{"pending": 3}] * 10
+
+
+def test_victims_are_counted_by_their_uses_and_resets_at_once(loggers: Any) -> None:
+    server = Server(manager(100), "lru")
+    for number in (0, 1, 1, 1, *range(2, 8)):
+        server.serve(f"{number}", [number] * 16 * 20)
+    send(server, loggers)
+    victims = {uses: value(BY_USES[0], **{BY_USES_LABEL: uses}) for uses in USES}
+    counters = server.pool.costcache.runs.pool.counters
+    assert list(victims.values()) == counters.by_uses
+    assert (victims["1"] or 0) > 0
+    assert (victims["3-4"] or 0) > 0
+    assert sum(counters.by_uses) == value("victims_total")
+    assert value("resets_total") == 0
+    assert server.manager.reset_prefix_cache()
+    send(server, loggers)
+    assert value("resets_total") == 1
 
 
 def test_the_account_against_lru_is_that_of_the_two(loggers: Any) -> None:
@@ -192,7 +210,10 @@ def test_all_counts_are_there_at_zero_before_the_first_request(policy: str, real
     real_loggers(config(additional={"costcache": policy}))
     name = config().model_config.served_model_name
     found = {
-        (sample.name.removeprefix("costcache:"), sample.labels["engine"]): sample.value
+        (
+            sample.name.removeprefix("costcache:") + sample.labels.get(BY_USES_LABEL, ""),
+            sample.labels["engine"],
+        ): sample.value
         for metric in prometheus_client.REGISTRY.collect()
         for sample in metric.samples
         if sample.name.startswith("costcache:")
@@ -201,6 +222,7 @@ def test_all_counts_are_there_at_zero_before_the_first_request(policy: str, real
     }
     names = [name for name, _ in (*COUNTERS.values(), *VERDICT.values(), FALLBACKS, IN_FORCE)]
     names += [f"{name}_{part}" for name, *_ in (EXCESS, SECONDS) for part in ("count", "sum")]
+    names += [BY_USES[0] + uses for uses in USES]
     assert found == {(each, engine): 0 for each in names for engine in "01"} | {
         ("policy_info", engine): 1 for engine in "01"
     }

@@ -14,12 +14,16 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from costcache.records import Asker
+from costcache.vllm import clients
 from costcache.vllm.registration import scheduler_class
 from tests.vllm.tier import MODULE, check, config
 
@@ -55,10 +59,9 @@ class Engine:
 
         self.manager.prepare_store = prepare_store
 
-    def add(self, name: str, prompt: list[int]) -> None:
-        self.scheduler.add_request(
-            Request(name, prompt, SamplingParams(max_tokens=3), None, block_hasher=HASHER)
-        )
+    def add(self, name: str, prompt: list[int], *, hints: Any = None, **more: Any) -> None:
+        params = SamplingParams(max_tokens=3, extra_args=None if hints is None else {"costcache": hints})
+        self.scheduler.add_request(Request(name, prompt, params, None, block_hasher=HASHER, **more))
 
     def step(self) -> None:
         """Schedule, let a model answer 7 to everything, and complete all transfers."""
@@ -150,3 +153,48 @@ def test_the_primary_tier_of_vllms_tiering_spec_has_our_policy(
 def test_vllm_has_no_other_spec_than_these_two() -> None:
     """A third one would have to be tested, or refused."""
     assert set(OffloadingSpecFactory._registry) == {"CPUOffloadingSpec", "TieringOffloadingSpec"}
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["the tier alone", "the GPU's blocks too"])
+def test_a_policy_of_the_tier_knows_who_asked(both: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM hands the tier the id of a request and its ``kv_hints``; the scheduler's request has the rest."""
+    engine = Engine({**OURS, "costcache": {"policy": "lru"}}, {"costcache": "lru"} if both else None)
+    pool, ends = engine.manager._policy.chunks.pool, []
+    monkeypatch.setattr(pool, "_finish", lambda request, info: ends.append((request.asker, info)))
+    engine.add("a", [1] * 64, session_id="chat", cache_salt="shop", priority=-2)
+    engine.drain()
+    engine.add("b", [1] * 64, hints={"user": "ann", "tenant": "bank", "session": "s", "session_ends": True})
+    engine.drain()
+    envelope = KvHintsEnvelope("1", "1", [KvHintAction("1", "costcache", "1", {"user": "bob"})])
+    engine.add("c", [2] * 64, kv_hints=envelope)
+    engine.drain()
+    engine.add("d", [3] * 64)
+    engine.drain()
+    askers = [asker for asker, _ in ends]
+    assert askers == [Asker("chat", "shop"), Asker("s", "bank", "ann"), Asker(user="bob"), None]
+    told = [info for _, info in ends]
+    assert (told[0].session, told[0].priority) == ("chat", 2)
+    assert (told[1].session, told[1].tenant, told[1].user, told[1].session_ends) == ("s", "bank", "ann", True)
+    made = {(record.made_by, record.used_by) for record in pool.live.values()}
+    assert (Asker("chat", "shop"), Asker("chat", "shop")) in made  # a cache salt keeps its prefixes apart
+    assert (None, None) in made
+    assert len(engine.scheduler._costcache_clients) == 0  # nothing is kept of requests that ended
+
+
+def test_senders_are_forgotten_at_an_abort_and_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MOST", 3)
+    engine = Engine({**OURS, "costcache": {"policy": "lru"}})
+    known = engine.scheduler._costcache_clients
+    for number in range(5):
+        engine.add(str(number), [number] * 64, session_id=f"chat {number}")
+    assert len(known) == 3
+    assert known.of(ReqContext("4"))[0] == Asker("chat 4")
+    assert known.of(ReqContext("0"))[0] is None
+    engine.scheduler.finish_requests([str(number) for number in range(5)], RequestStatus.FINISHED_ABORTED)
+    assert len(known) == 0
+
+
+def test_senders_are_not_kept_if_no_tier_asks() -> None:
+    engine = Engine({}, {"costcache": "lru"})  # the tier is vLLM's own
+    engine.add("a", [1] * 64, session_id="chat")
+    assert len(engine.scheduler._costcache_clients) == 0

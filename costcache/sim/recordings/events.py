@@ -1,10 +1,9 @@
 """Requests of the KV events that vLLM and SGLang publish: which blocks were stored, removed, or all cleared.
 
-A file holds the published batches, MessagePack, one after another. Events name no requests: blocks stored one
+A file holds the published batches one after another. Events name no requests: blocks stored one
 after another within :data:`PAUSE` seconds are taken for one request, whose prompt is what was stored and the
 prefix before it. So a request's output counts as part of its prompt, and a request that stored nothing shows
-only if the server also publishes the blocks that it found, as vLLM does. Format:
-``vllm/distributed/kv_events.py`` and ``sglang/srt/disaggregation/kv_events.py``.
+only if the server also publishes the blocks that it found, as vLLM does.
 """
 
 from __future__ import annotations
@@ -13,15 +12,19 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from costcache.errors import TraceError
 from costcache.recording.hashes import Hashed
 from costcache.recording.lines import MOST_BLOCK
 from costcache.recording.recorder import Ended
 from costcache.records import RequestInfo
-from costcache.sim.recordings.packed import split
-from costcache.sim.traces.files import open_source
+from costcache.sim.recordings.published import (
+    CLEARED,
+    REMOVED,
+    STORED,
+    block_size_of,
+    hash_of,
+    read_batches,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,15 +33,6 @@ __all__ = ["PAUSE", "events_block_size", "read_events"]
 
 PAUSE = 2.0
 """Seconds without a block after which a request has ended."""
-
-_FIELDS = {
-    "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
-    "BlockRemoved": ("block_hashes", "medium"),
-    "AllBlocksCleared": (),
-}
-_DEVICE = (None, "GPU")
-_LATEST = 1e12
-"""Unix time, in seconds, after that of any batch."""
 
 
 class _Open:
@@ -66,13 +60,10 @@ class _Follower:
 
     def stored(self, at: float, event: dict[str, Any]) -> None:
         """Blocks were stored, or were found and are published again."""
-        size = event.get("block_size")
-        if not isinstance(size, int) or not 1 <= size <= MOST_BLOCK or (self.size and size != self.size):
-            raise ValueError(f"block_size is {size}; expected {self.size or '1 or more'}, as before")
-        self.size = size
-        hashes = [_bytes(value) for value in event["block_hashes"]]
+        self.size = block_size_of(event, self.size)
+        hashes = [hash_of(value) for value in event["block_hashes"]]
         parent = event.get("parent_block_hash")
-        before = None if parent is None else _bytes(parent)
+        before = None if parent is None else hash_of(parent)
         if not hashes:
             return
         found = all(value in self._present for value in hashes)
@@ -105,7 +96,7 @@ class _Follower:
 
     def removed(self, event: dict[str, Any]) -> None:
         """Blocks were evicted."""
-        self._present.difference_update(map(_bytes, event["block_hashes"]))
+        self._present.difference_update(map(hash_of, event["block_hashes"]))
 
     def cleared(self) -> None:
         """The cache was reset."""
@@ -131,50 +122,16 @@ class _Follower:
             )
 
 
-def _bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
-
-
-def _batches(path: str | os.PathLike[str]) -> Iterator[tuple[int, float, list[Any], Any]]:
-    """Number, time, events and rank of each batch."""
-    with open_source(path) as source:
-        data = source.stream.read()
-    number = 0
-    try:
-        for number, packed in enumerate(split(data), 1):
-            batch = msgspec.msgpack.decode(packed)
-            at, events, *more = batch
-            rank = more[0] if more else None
-            if not isinstance(at, int | float) or not 0.0 <= at < _LATEST or not isinstance(rank, int | None):
-                raise ValueError(f"its time is {at!r} and its rank {rank!r}")
-            yield number, float(at), list(events), rank
-    except (ValueError, TypeError, msgspec.DecodeError) as error:
-        raise TraceError(
-            f"{path}, batch {number}: is no batch of KV events ({error}); give a file of the published "
-            "payloads, one after another, without their sequence numbers"
-        ) from None
-
-
-def _fields(event: Any) -> dict[str, Any]:
-    """An event by its fields: vLLM sends them with names, SGLang and older vLLM without."""
-    if isinstance(event, dict):
-        return event
-    if not isinstance(event, list) or not event or not isinstance(event[0], str):
-        return {}
-    name, *values = event
-    return {"type": name, **dict(zip(_FIELDS.get(name, ()), values, strict=False))}
-
-
 def events_block_size(path: str | os.PathLike[str]) -> int:
     """Tokens per block of the first blocks that were stored.
 
     Raises:
         TraceError: The file cannot be read, or no block was stored.
     """
-    for _, _, events, _ in _batches(path):
-        for event in map(_fields, events):
+    for _, batch in read_batches(path):
+        for event in batch.events:
             size = event.get("block_size")
-            if event.get("type") == "BlockStored" and isinstance(size, int) and 1 <= size <= MOST_BLOCK:
+            if event.get("type") == STORED and isinstance(size, int) and 1 <= size <= MOST_BLOCK:
                 return size
     raise TraceError(f"{path}: holds no event BlockStored; record while the server answers requests")
 
@@ -186,19 +143,17 @@ def read_events(path: str | os.PathLike[str]) -> Iterable[Ended]:
         TraceError: The file cannot be read, or a batch is malformed.
     """
     ranks: dict[Any, _Follower] = {}
-    for number, at, events, rank in _batches(path):
-        follower = ranks.setdefault(rank, _Follower())
-        yield from follower.ended(at - PAUSE)
+    for number, batch in read_batches(path):
+        follower = ranks.setdefault(batch.rank, _Follower())
+        yield from follower.ended(batch.time - PAUSE)
         try:
-            for event in map(_fields, events):
-                if event.get("medium") not in _DEVICE or event.get("group_idx"):
-                    continue  # another tier, or another kind of layers over the same tokens
+            for event in batch.events:
                 kind = event.get("type")
-                if kind == "BlockStored":
-                    follower.stored(at, event)
-                elif kind == "BlockRemoved":
+                if kind == STORED:
+                    follower.stored(batch.time, event)
+                elif kind == REMOVED:
                     follower.removed(event)
-                elif kind == "AllBlocksCleared":
+                elif kind == CLEARED:
                     follower.cleared()
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise TraceError(f"{path}, batch {number}: an event is malformed ({error!r})") from None

@@ -6,7 +6,7 @@ which is for the requests after it. A last line that was cut off, as by the end 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -224,7 +224,7 @@ def recorded(source: Named, headers: list[Header], rows: Iterable[tuple[float, R
     if not times:
         raise TraceError(f"{source.label}: holds no request; let the server answer some, and try again")
     columns.names_sessions = True
-    trace = columns.trace(headers[0].block_size, from_zero=True)
+    trace = replace(columns.trace(headers[0].block_size, from_zero=True), from_server=True)
     seen = np.array(times)
     order = np.argsort(seen - seen.min(), kind="stable")
     return Recorded(trace, headers, np.array(cached, np.int64)[order], dropped)
