@@ -129,7 +129,7 @@ def check_shadow(shadow: ShadowEnds) -> None:
         assert stretch.own == (own if stretch.is_end else 0)
         assert (stretch in shadow._line) == (stretch.is_end and not stretch.pins)
         if not stretch.after and stretch.names and not stretch.is_end:
-            assert stretch in shadow._dead or stretch.above.pins  # or the tail of a request that runs
+            assert stretch in shadow._dead or stretch.grows
     assert abs(shadow.blocks - blocks) < 1e-6
     assert set(shadow._ends.values()) <= {each for each in known if each.is_end}
     assert set(shadow._first.values()) <= set(known)
