@@ -8,9 +8,9 @@ vLLM, and conversations beside documents. "dense" keeps window blocks and states
 interval, the default when they were reported), "sparse" at the ends of prompts alone (an interval of 0, the
 default now). Needs vLLM's classes, no accelerator; takes some minutes.
 
-With ``--time`` it measures the processor time of a request instead, from its look-up to its end: conversations
-and documents in pools of so many blocks, one group of full attention and two of windows of 1,024. The managers
-are in one process and take turns of 50 requests.
+With ``--time`` it measures the processor time of a request instead, from its look-up to its end:
+conversations and documents in pools of so many blocks, one group of full attention and two of windows of
+1,024. The managers are in one process and take turns of 50 requests.
 """
 
 from __future__ import annotations
