@@ -62,8 +62,10 @@ def conversations(server: Server, seed: int, requests: int, chunk: int | None) -
     return found, asked
 
 
-@pytest.mark.parametrize("retention", [0, None], ids=["sparse", "dense"])
-@pytest.mark.parametrize("model", ENDS)
+@pytest.mark.parametrize(
+    ("model", "retention"),
+    [*((model, 0) for model in ENDS), ("one window", None), ("windows and states", None)],
+)
 def test_lru_is_told_what_it_finds(
     model: str, retention: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,11 +94,10 @@ def test_hazard_is_told_what_lru_finds(hybrid: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("count", "head"), [(28, 2624), (32, 2624), (20, 4096)])
-@pytest.mark.parametrize("retention", [0, None], ids=["sparse", "dense"])
-def test_hazard_does_not_lose_to_lru_or_stock(count: int, head: int, retention: int | None) -> None:
+def test_hazard_does_not_lose_to_lru_or_stock(count: int, head: int) -> None:
     """Sessions that come strictly in turn and nearly fill the pool; 4,096 tokens end with a chunk."""
     stock, lru, hazard = (
-        seats(gemma(retention), policy, count, rounds=8, head=head) for policy in (None, "lru", "hazard")
+        seats(gemma(0), policy, count, rounds=8, head=head) for policy in (None, "lru", "hazard")
     )
     assert hazard >= max(stock, lru) - 0.3
     assert max(lru, hazard) > 60
