@@ -59,7 +59,8 @@ class PolicySpec:
             that ``sees`` allows.
         sees: What the order looks at, one or more of the words above.
         windows: Name of the policy that ranks sliding-window KV in a pool of its own, where every record is a
-            leaf, and those that a longer prompt has superseded look like the others; None for this one.
+            leaf, and those that a longer prompt has superseded look like the others; None for this one. Where
+            windows share a pool with the rest, as in vLLM, this policy ranks both, whatever is named.
         explains: Whether the order's ``explained()`` tells classes of nodes apart, for ``costcache explain``.
     """
 

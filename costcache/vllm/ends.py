@@ -387,7 +387,8 @@ class EndRuns(WideRuns):
             name, order = rank_ends(binding, pools)
             hash_size = self._vllm.hash_block_size
             self._shadow = None
-            if order.compares():
+            # With a drafter an end needs the block after it, too, which the shadow does not follow.
+            if not self.groups.proven and order.compares():
                 self._shadow = ShadowEnds(self.groups, len(self._vllm.blocks) - 1, self.size // hash_size)
             return name, order
 
@@ -426,7 +427,7 @@ class EndRuns(WideRuns):
     def follow(self, held: Held, request: Any) -> None:
         """A request's path begins: note what LRU would have found, if this is its first one."""
         shadow, size, step = self._shadow, self.size, self.groups.step
-        if shadow is None:
+        if shadow is None or self.pool.fell_back:
             return
         prompt, shared = request.num_prompt_tokens, request.shared_prefix_boundary // step * step
         if shared in (prompt // step * step, (prompt - 1) // step * step):

@@ -1,23 +1,23 @@
 """Shadow of LRU in several KV cache groups: what our ``lru`` would find with the same blocks.
 
 A request resumes from an end, so what LRU finds is the longest of the ends on the request's path that it
-still has. The shadow keeps the ends that ``lru`` would keep, with the blocks that each needs, and gives them
-up as ``lru`` does: blocks after the last end of a path first, then the end that is least recent, alone if
-others follow it and else with the blocks back to the one before it.
+still has. The shadow keeps the ends that ``lru`` would keep, with the blocks that each of them needs, and
+gives them up as ``lru`` does: blocks after the last end of a path first, then the end that is least recent,
+alone if others follow it and else with the blocks back to the one before it.
 
 No block is looked at twice. A *stretch* stands for the blocks of full attention between two ends, named by
 vLLM's own hashes; so does one that leads to several stretches and whose end is gone. A request looks up the
 names of its blocks in two dicts, in C, and changes a few stretches.
 
-Exact where requests come one at a time. It says what is taken for granted elsewhere:
+It is close, not exact. What it takes for granted:
 
 - LRU's room is that of the cache: what tree and ends need after an eviction. So a running request needs the
-  same in both; in truth it needs more in the one that found less, until its end.
-- Ends are as recent as their request's end, one after the other; with several requests at a time, a window
-  that a running request has left may be older.
+  same in both; in truth it needs more in the one that found less, by the window blocks of a chunk at most.
+- Ends are as recent as their request's end, one after the other.
 - LRU keeps the ends that the cache keeps after what LRU found, and one where prompts part by what LRU has. A
-  state that only the other one's chunks would have left, on the way, is not made.
+  state that only LRU's own chunks would have left, on the way, is not made.
 - Where two ends share window blocks of a third that is gone, each counts them.
+- Blocks that nothing needs are gone at once, but for those of an end that the cache found that way, too.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class _Stretch:
         own: Blocks, beside those of full attention, that this end adds to those of the one before it.
         after: The stretches that follow it, in order.
         pins: Running requests that resumed from its end, or made it.
+        grows: Whether it is the tail of a running request.
     """
 
-    __slots__ = ("above", "after", "is_end", "names", "own", "pins", "start")
+    __slots__ = ("above", "after", "grows", "is_end", "names", "own", "pins", "start")
 
     def __init__(self, above: _Stretch | None, names: list[bytes], start: int) -> None:
         self.above = above
@@ -56,6 +57,7 @@ class _Stretch:
         self.own = 0
         self.after: dict[_Stretch, None] = {}
         self.pins = 0
+        self.grows = False
         if above is not None:
             above.after[self] = None
 
@@ -87,6 +89,7 @@ class ShadowPath:
         self.parts = self.unnoticed = 0
         self.ends = [end]
         self.tail = _Stretch(end, [], end.stop)
+        self.tail.grows = True
 
 
 class ShadowEnds:
@@ -165,10 +168,9 @@ class ShadowEnds:
             return
         for name in self._first.keys() & path.names:
             stretch = self._first[name]
-            if (
-                stretch.start < at <= stretch.stop
-                and stretch.names[at - stretch.start - 1] == path.names[at - 1]
-            ):
+            if not stretch.start < at < stretch.stop + (not stretch.grows):
+                continue  # another request may still be adding to it
+            if stretch.names[at - stretch.start - 1] == path.names[at - 1]:
                 end = self._cut(stretch, at)
                 self._keep(end)
                 self._pin(end)
@@ -203,7 +205,9 @@ class ShadowEnds:
             return
         end = self._cut(tail, at)
         if end is tail:
+            end.grows = False
             path.tail = _Stretch(end, [], at)
+            path.tail.grows = True
         self._keep(end)
         self._pin(end)
         path.ends.append(end)
@@ -215,6 +219,7 @@ class ShadowEnds:
             if not end.pins and end.is_end:
                 self._line[end] = None
         tail = path.tail
+        tail.grows = False
         if tail.names:
             self._dead.append(tail)
         else:
@@ -259,7 +264,7 @@ class ShadowEnds:
         self._settle(end)
 
     def _count_below(self, stretch: _Stretch) -> None:
-        """Ends after a stretch share no blocks any more with its end, or share some from now on."""
+        """Ends after a stretch share blocks with its end from now on, or no longer."""
         for each in stretch.after:
             if each.is_end:
                 self._count(each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from costcache.policies.hazard.frequent import Frequent
 from costcache.policies.hazard.history import Tracked
 from costcache.policies.hazard.life_table import ALL, LifeTable
 from costcache.policies.hazard.snapshot import CohortSnapshot
+from costcache.policies.hazard.state_learner import StateLearner
 from costcache.policies.hazard.worth import Worth
 from costcache.radix import Node
 from costcache.records import NodeRecord, Victim
@@ -802,3 +804,11 @@ def test_uses_that_nothing_follows_are_worked_off() -> None:
     before = intake.requests
     assert order_of(cache).snapshot().requests > before
     assert not intake.pending
+
+
+def test_of_states_of_which_nothing_is_known_the_older_is_worth_less() -> None:
+    """However little: within a bin of age sizes would decide, and bins are half as long as the age."""
+    learner = StateLearner(5.0)
+    learner.classify(record := NodeRecord(1, None, 16, 0), learner.make(record))
+    worths = [learner.worth_at(0, age) for age in range(1, 500)]
+    assert all(older < newer for newer, older in itertools.pairwise(worths))

@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from costcache.vllm.ends import End, EndRuns, WideRun, WideRuns
+from costcache.vllm.shadow import ShadowEnds
 
 SIZE = 16
 SHAPE: dict[str, Any] = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
@@ -106,3 +107,29 @@ def check_ends(server: Any, runs: WideRuns) -> None:
         free += 0 if end.held else end.alone
     if isinstance(runs, EndRuns):
         assert runs._free == free
+        if runs._shadow is not None:
+            check_shadow(runs._shadow)
+
+
+def check_shadow(shadow: ShadowEnds) -> None:
+    """Assert that LRU's blocks are those of a tree of ends, and all counts of it right."""
+    blocks, known = 0.0, [shadow._root]
+    for stretch in known:  # which grows
+        known += stretch.after
+        for each in stretch.after:
+            assert each.above is stretch
+            assert each.start == stretch.stop
+    for stretch in known[1:]:
+        blocks += len(stretch.names) * shadow._density + stretch.own
+        before = stretch.above
+        while before is not None and not before.is_end:
+            before = before.above
+        size = shadow._size
+        own = shadow._groups.own(0 if before is None else before.stop * size, stretch.stop * size)
+        assert stretch.own == (own if stretch.is_end else 0)
+        assert (stretch in shadow._line) == (stretch.is_end and not stretch.pins)
+        if not stretch.after and stretch.names and not stretch.is_end:
+            assert stretch in shadow._dead or stretch.grows
+    assert abs(shadow.blocks - blocks) < 1e-6
+    assert set(shadow._ends.values()) <= {each for each in known if each.is_end}
+    assert set(shadow._first.values()) <= set(known)

@@ -14,6 +14,7 @@ from costcache.deployment import Deployment
 from costcache.errors import PluginError
 from costcache.model import ModelSpec
 from costcache.plugins import get_plugins
+from costcache.policies.hazard import HazardStates
 from costcache.settings import Settings
 from costcache.vllm.ends import EndRuns, WideRuns
 from costcache.vllm.registration import why_not
@@ -88,6 +89,13 @@ def test_every_policy_serves_a_model_with_states(policy: str) -> None:
     pool = server.pool.costcache.runs.pool
     assert (pool.policy, pool.fallbacks) == (policy, 0)
     assert pool.counters.evictions > 10
+
+
+def test_the_policy_that_is_named_for_windows_in_a_pool_of_their_own_is_not_used() -> None:
+    binding = of("gemma-3-27b", "hazard")
+    assert binding.spec.windows == "s3fifo"
+    server = Server(mixed(400, full(), window(64)), binding)
+    assert isinstance(server.pool.costcache.runs.pool.order, HazardStates)
 
 
 def test_the_same_policies_are_refused_as_everywhere() -> None:
