@@ -9,12 +9,13 @@ import os
 from pathlib import Path
 
 import pytest
+from vllm.utils.hashing import sha256
 
 from costcache.model import ModelSpec
 from costcache.plugins import get_plugins
 from costcache.policies import BUILTIN
 from tests.vllm.fuzz import Fuzz
-from tests.vllm.serving import Server, bind, manager
+from tests.vllm.serving import Server, bind, colliding, manager
 
 TRACES = Path(os.environ.get("COSTCACHE_TRACES", "/nowhere"))
 SERVED = [name for name in BUILTIN if get_plugins().refusal(name, ModelSpec.preset("llama-3-8b")) is None]
@@ -23,8 +24,9 @@ SERVED = [name for name in BUILTIN if get_plugins().refusal(name, ModelSpec.pres
 @pytest.mark.parametrize("defer", [False, True], ids=["at once", "deferred"])
 @pytest.mark.parametrize("seed", range(8))
 def test_lru_evicts_what_vllm_would(seed: int, defer: bool) -> None:
-    """Chunked prompts, answers, copies of prefixes, preemption, aborts, resets."""
-    servers = Server(manager(200), defer=defer), Server(manager(200), "lru", defer=defer)
+    """Chunked prompts, answers, copies of prefixes, preemption, aborts, resets, and hashes that collide."""
+    hashing = colliding if seed % 2 else sha256
+    servers = [Server(manager(200), policy, defer=defer, hashing=hashing) for policy in (None, "lru")]
     fuzz = Fuzz(*servers, seed=seed)
     for step in range(1500):
         fuzz.step()
@@ -128,8 +130,8 @@ def test_blocks_that_are_evicted_beyond_the_need_are_next() -> None:
 @pytest.mark.parametrize("policy", ["lru", "hazard", "s3fifo"])
 @pytest.mark.parametrize("seed", range(2))
 def test_random_operations_lose_no_block(policy: str, seed: int) -> None:
-    """With blocks that lose their contents, connectors that hold blocks, and resets; more with FUZZ_STEPS."""
-    server = Server(manager(150), policy, defer=seed % 2 == 1)
+    """Blocks lose their contents, connectors hold some, hashes collide, resets; more with FUZZ_STEPS."""
+    server = Server(manager(150), policy, defer=seed % 2 == 1, hashing=colliding if seed else sha256)
     fuzz = Fuzz(server, seed=seed, evictions=True)
     for step in range(int(os.environ.get("FUZZ_STEPS", "1500"))):
         fuzz.step()
