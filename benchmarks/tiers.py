@@ -1,18 +1,17 @@
 """Tiers of memory: by_cost with hazard against the classic policies of writing with LRU, on a server.
 
-    python benchmarks/tiers.py [--workloads NAME ...] [--models NAME ...] [--tuned] [--jobs 1]
+    python benchmarks/tiers.py [--workloads NAME ...] [--models NAME ...] [--tuned] [--starts 4] [--jobs 1]
         [--requests 2000] [--rows FILE] > benchmarks/results/tiers.md
 
-A cell is a workload and a model: a device pool of 3 % of the trace's distinct pages, beside what running
-requests need, and host memory of 15 %, at 55 GB/s each way. The speed of the trace's clock is such that the
-prefills that write-through with LRU leaves take 60 % of the time, and slower until its mean TTFT is at most
-five times its mean prefill; think times are not scaled. Traces are shortened: at most so many requests are
-replayed.
+A cell is a workload and a model, and the mean over several starts: other requests of Mooncake, other session
+starts or seeds elsewhere. The device pool has 3 % of the trace's distinct pages, beside what running requests
+need, and host memory 15 %, at 55 GB/s each way. The speed of the trace's clock is such that the prefills that
+write-through with LRU leaves take 60 % of the time, and slower until its mean TTFT is at most five times its
+mean prefill; think times are not scaled. Traces are shortened: at most so many requests are replayed.
 
-What was chosen by hand (the room made ahead of need, the weights in by_cost, hazard's objective ``flops``)
-was chosen on the first start of Mooncake and of Weka v8 under DeepSeek-V3 and Llama-70B, which ``--tuned``
-replays. That an extent of a hybrid is worth what its state saves was added after a look at seed 20. The
-results are of other starts: of other requests of Mooncake, and of other session starts or seeds elsewhere.
+What was chosen (the room made ahead of need, over what the price of room is averaged, hazard's objective
+``flops``) was chosen on the first four starts of every workload, which ``--tuned`` replays. The results are
+of four others.
 
 ``--rows`` saves each cell to a file, and an interrupted run resumes from it: the whole can be run in parts.
 """
@@ -20,14 +19,13 @@ results are of other starts: of other requests of Mooncake, and of other session
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import multiprocessing
 import statistics
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +37,7 @@ from costcache.plugins import get_plugins
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.settings import ServingSettings, TiersBelow
-from costcache.sim.tiered import TieredRun, make_tiered_run
+from costcache.sim.tiered import TieredRun, make_tiered_run, tiered_bound
 
 WORKLOADS = ("mooncake conversation", "weka v6, 57 sessions", "weka v8, 60 sessions", "chat", "agentic")
 MODELS = {"deepseek-v3": 8, "llama-3-70b": 8, "qwen3-next": 4}
@@ -48,6 +46,9 @@ CLASSIC = (("write_through", "lru"), ("write_through_selective", "lru"), ("write
 OURS = ("by_cost", "hazard")
 OBJECTIVE = {"objective": "flops"}
 """Of hazard: seconds are at stake, and a token deep in a prompt costs more of them."""
+STARTS = 4
+FIRST = {"mooncake conversation": 5}
+"""The first start of the results; of the others, the first held-out seed and one more."""
 DEVICE, HOST = 0.03, 0.15
 BUSY, QUEUED = 0.6, 5.0
 _SLOWER, _SLOWEST = 0.7, 0.02
@@ -57,7 +58,10 @@ PAGE = 64
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy in one cell: times in seconds, hit rates in %, bytes moved in GB."""
+    """One policy in one cell: times in seconds, hit rates in %, bytes moved in GB.
+
+    ``bound`` is what an offline optimum finds of the trace's tokens at most, in %; None if there are states.
+    """
 
     workload: str
     model: str
@@ -73,6 +77,12 @@ class Row:
     p99: float
     moved: float
     waits: float
+    bound: float | None = None
+
+    @property
+    def found(self) -> float:
+        """Hit rate of all tiers together."""
+        return self.device + self.host
 
     @property
     def ours(self) -> bool:
@@ -108,6 +118,7 @@ class Task:
             return make_tiered_run(outcome, simulator, settings, "", tokens, tiers)
 
         span = float(trace.timestamps[-1] - trace.timestamps[0])
+        bound = tiered_bound(simulator, Settings(policy="lru"), tokens, TiersBelow(host=host, link=LINK))
         first = replay(*CLASSIC[0], 1.0)
         rate = float(f"{BUSY * span / first.recompute_seconds:.3g}")
         first = replay(*CLASSIC[0], rate)
@@ -133,6 +144,7 @@ class Task:
                     run.ttft_p99,
                     run.moved_bytes / 1e9,
                     run.write_wait_seconds,
+                    None if bound is None else 100 * bound.hit_rate,
                 )
             )
         return rows
@@ -160,9 +172,17 @@ def measure(tasks: Sequence[Task], jobs: int, path: Path | None) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """All policies in one cell."""
+    """All policies in one cell, each the mean over its starts."""
 
     rows: list[Row]
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> Cell:
+        """Average the rows of all starts, policy by policy."""
+        by_policy: dict[tuple[str, str], list[Row]] = {}
+        for row in rows:
+            by_policy.setdefault((row.write, row.policy), []).append(row)
+        return cls([_mean(each) for each in by_policy.values()])
 
     @property
     def ours(self) -> Row:
@@ -194,27 +214,36 @@ class Cell:
         """Change of the bytes moved against the classic policy of the lowest mean, in %."""
         return 100 * (self.ours.moved / self.best.moved - 1)
 
-    @property
-    def hits(self) -> float:
-        """Points of token hit rate, all tiers together, over the classic policy of the lowest mean."""
-        return self.ours.device + self.ours.host - self.best.device - self.best.host
+
+def _mean(rows: list[Row]) -> Row:
+    """The mean of some rows; what is no measurement is that of the first."""
+    means = {}
+    for name in (field.name for field in fields(Row)):
+        values = [getattr(row, name) for row in rows]
+        if all(isinstance(value, float) for value in values):
+            means[name] = statistics.mean(values)
+    return replace(rows[0], **means)
 
 
 def show(rows: list[Row]) -> None:
     """Print all tables in Markdown."""
-    by_cell: dict[tuple[str, str, int], list[Row]] = {}
+    by_cell: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        by_cell.setdefault((row.workload, row.model, row.start), []).append(row)
-    cells = [Cell(each) for each in by_cell.values()]
-    command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
+        by_cell.setdefault((row.workload, row.model), []).append(row)
+    cells = [Cell.of(each) for each in by_cell.values()]
+    given = sys.argv[1:]
+    if "--rows" in given:  # where rows are kept changes none of them
+        del given[given.index("--rows") : given.index("--rows") + 2]
+    command = " ".join(["python", Path(sys.argv[0]).as_posix(), *given])
     print(f"# Tiers of memory\n\n    {command}\n")
+    starts = max(len({row.start for row in each}) for each in by_cell.values())
     print(
-        f"TTFT on a server, queue included, with a device pool of {DEVICE:.0%} and host memory of {HOST:.0%} "
-        f"of the distinct pages, at {LINK / 1e9:g} GB/s each way. Simulated: "
-        "the time of a prefill is a model, and no server was measured. Changes are those of `by_cost` with "
-        "hazard (objective flops) against the best classic policy of writing with LRU in the same cell: the "
-        "one of the lowest mean for the mean and the bytes, and the lowest p99 of any of them. Negative is "
-        "better.\n"
+        f"Each figure is a mean over {starts} starts. TTFT on a server, queue included, with a device pool "
+        f"of {DEVICE:.0%} and host memory of {HOST:.0%} of the distinct pages, at {LINK / 1e9:g} GB/s each "
+        "way. Simulated: the time of a prefill is a model, and no server was measured. Changes are those of "
+        "`by_cost` with hazard (objective flops) against the best classic policy of writing with LRU in the "
+        "same cell: the one of the lowest mean for the mean and the bytes, and the lowest p99 of any of "
+        "them. Negative is better.\n"
     )
     lost_mean = [cell for cell in cells if cell.mean > 0.05]
     lost_p99 = [cell for cell in cells if cell.p99 > 0.05]
@@ -244,8 +273,11 @@ def show(rows: list[Row]) -> None:
         where = ", ".join(f"{cell.ours.workload} under {cell.ours.model}" for cell in worse)
         print(f"- {name} is worse than the best classic policy's in: {where or 'no cell'}.")
     print(
-        "\nThe aim was no cell worse, a mean TTFT lower by 10 % on average, and fewer bytes. *Hits* are the "
-        "points of token hit rate, all tiers together, by which ours finds more.\n"
+        "\nThe aim was no cell worse, a mean TTFT lower by 10 % on average, and fewer bytes. *Found* is the "
+        "token hit rate of all tiers together in %, of the best classic policy and of ours; *bound* is what "
+        "an offline optimum that knows the future finds at most, in the trace's own order of requests, and "
+        "none is known for models with states. *Starts worse* counts the starts in which the mean is worse "
+        "than that of the cell's best classic policy.\n"
     )
     print("## By cell\n")
     table(
@@ -261,7 +293,10 @@ def show(rows: list[Row]) -> None:
             "ours",
             "change",
             "bytes",
-            "hits",
+            "found",
+            "ours",
+            "bound",
+            "starts worse",
         ],
         [
             [
@@ -276,7 +311,10 @@ def show(rows: list[Row]) -> None:
                 f"{cell.ours.p99:.2f}",
                 f"{cell.p99:+.1f} %",
                 f"{cell.moved:+.1f} %",
-                f"{cell.hits:+.1f}",
+                f"{cell.best.found:.1f}",
+                f"{cell.ours.found:.1f}",
+                "" if cell.ours.bound is None else f"{cell.ours.bound:.1f}",
+                _starts_worse(cell, by_cell[cell.ours.workload, cell.ours.model]),
             ]
             for cell in cells
         ],
@@ -311,10 +349,18 @@ def show(rows: list[Row]) -> None:
                 f"{row.moved:,.0f}",
                 f"{row.waits:.1f}",
             ]
-            for row in rows
+            for cell in cells
+            for row in cell.rows
         ],
         4,
     )
+
+
+def _starts_worse(cell: Cell, rows: list[Row]) -> str:
+    """How many starts of a cell are worse under ours than under the cell's best classic policy."""
+    ours = {row.start: row.mean for row in rows if row.ours}
+    best = {row.start: row.mean for row in rows if row.write == cell.best.write}
+    return f"{sum(ours[start] > best[start] * 1.0005 for start in ours)} of {len(ours)}"
 
 
 def main() -> None:
@@ -328,6 +374,7 @@ def main() -> None:
     parser.add_argument(
         "--requests", type=int, default=2000, help="of each workload at most; 2000 by default"
     )
+    parser.add_argument("--starts", type=int, default=STARTS, help=f"of each workload; {STARTS} by default")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 1 by default")
     parser.add_argument(
         "--rows", type=Path, default=None, metavar="FILE", help="save rows, and resume from it"
@@ -337,21 +384,20 @@ def main() -> None:
     if unknown:
         parser.error(f"no {', '.join(sorted(unknown))}; choose from {', '.join((*WORKLOADS, *MODELS))}")
     tasks = [
-        Task(name, model, start_of(name, tuned=options.tuned), options.requests)
+        Task(name, model, start, options.requests)
         for name in options.workloads
         for model in options.models
+        for start in starts_of(name, options.starts, tuned=options.tuned)
     ]
     rows = measure(tasks, options.jobs, options.rows)
     check(bool(rows), "at least one cell")
     show(rows)
 
 
-@functools.cache
-def start_of(workload: str, *, tuned: bool) -> int:
-    """The start of a workload: a later place in a trace with a clock, another seed elsewhere."""
-    if tuned:
-        return 0
-    return 7 if workload == "mooncake conversation" else HELD_OUT_SEED + 1
+def starts_of(workload: str, count: int, *, tuned: bool) -> range:
+    """Starts of a workload: later places in a trace with a clock, other seeds elsewhere."""
+    first = 0 if tuned else FIRST.get(workload, HELD_OUT_SEED + 1)
+    return range(first, first + count)
 
 
 if __name__ == "__main__":

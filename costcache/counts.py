@@ -45,6 +45,7 @@ COUNTERS = {
 BY_USES = ("victims_by_uses_total", "Victims by the requests that had used them.")
 """A counter with one label more: each of :data:`costcache.eviction.USES`."""
 BY_USES_LABEL = "uses"
+_BY_USES = tuple(f"{BY_USES[0]}:{uses}" for uses in USES)
 VERDICT = {
     "falls": ("step_ins_total", "Times that LRU stepped in by the policy's verdict."),
     "gained": ("gained_tokens_total", "Tokens found that LRU would not have found."),
@@ -97,7 +98,7 @@ def counts_of(pool: Pool) -> dict[str, int]:
     """
     counters = pool.counters
     counts = {name: getattr(counters, field) for field, (name, _) in COUNTERS.items()}
-    counts |= {f"{BY_USES[0]}:{uses}": n for uses, n in zip(USES, counters.by_uses, strict=True)}
+    counts.update(zip(_BY_USES, counters.by_uses, strict=True))
     counts[FALLBACKS[0]] = pool.fallbacks
     verdict = pool.order.against_lru()
     if verdict is not None:

@@ -133,6 +133,12 @@ class VictimOrder:
         read what the upper order keeps in ``history.data``.
         """
 
+    def over_tier(self) -> None:
+        """A slower tier takes what is evicted here: a token lost costs a reload, whatever its depth.
+
+        Called before any other event.
+        """
+
     def below(self, pool: PoolState) -> VictimOrder | None:  # for subclasses
         """Make an order for a slower tier that shares what this one has learned.
 

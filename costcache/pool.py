@@ -204,6 +204,14 @@ class Pool:
         self._guard = OrderGuard(name, order, self.records, self._listen, watch)
         self._listen(order)
 
+    def over_tier(self) -> None:
+        """A slower tier takes what is evicted from this pool, which is empty yet."""
+        order: Any = self._guard.order
+        try:
+            order.over_tier()
+        except BaseException as error:
+            self._failed("over_tier", error)
+
     def _listen(self, order: VictimOrder) -> None:
         """Send events to ``order`` from now on: None marks those that it does not handle."""
         watch = self._watch = self._guard.watch
@@ -524,10 +532,14 @@ class Pool:
             prefix: The record of the node, which leaves the cache; it has no pins of its own and no state.
             tail: The record of its child, which keeps its identity, its state, its pins and its history, but
                 counts the uses of the prefix from now on.
-            flat: Both are leaves under the root, as all records of a flat pool are; neither is locked.
+            flat: Both are leaves under the root, as all records of a flat pool are. Both are locked, or
+                neither is.
         """
         if flat or self.flat:
             self.root.live_children -= 1
+            if prefix.locks:  # the lock of the tail holds its tokens from now on
+                self.root.locks -= 1
+                prefix.pins = 0
         else:
             tail.parent = prefix.parent
         tail.depth = prefix.depth

@@ -65,11 +65,12 @@ def main() -> None:
     """Run many schedules and say what they compared."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schedules", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first")
     parser.add_argument("--storage", default="file")
     parser.add_argument("--device", default=DEVICE)
     options = parser.parse_args()
     total, began = Counter[str](), time.perf_counter()
-    for seed in range(options.schedules):
+    for seed in range(options.first, options.first + options.schedules):
         with tempfile.TemporaryDirectory() as folder:
             total += schedule(seed, Path(folder) / "s", storage=options.storage, device=options.device)
     sys.stdout.write(

@@ -115,9 +115,11 @@ def _check(name: str) -> None:
         raise PluginError(
             f"{name!r} cannot be the name of a plugin: give lower-case words, with hyphens between them"
         )
-    from costcache.plugins import get_plugins
+    from costcache.plugins import RESERVED, get_plugins
 
     found = get_plugins().describe()
     taken = {policy["name"] for policy in found["policies"]} | {plugin["name"] for plugin in found["plugins"]}
+    if name in RESERVED:
+        raise PluginError(f"the name {name!r} means something else on the command line: give another one")
     if name in taken or name == "costcache":
         raise PluginError(f"the name {name!r} is taken: see 'costcache plugins'")

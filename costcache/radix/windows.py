@@ -435,14 +435,9 @@ class WindowTree(RadixTree):
         super().take_over(prefix, tail)
         self._locked.pop(prefix.serial, None)  # whatever reaches into the prefix reaches into the tail
         part, record = prefix.window, tail.window
-        if part is None or record is None:
-            return
-        windows, tokens = self.windows, part.tokens
-        prefix.window = None
-        if part.pins:
-            windows.unpin(part)
-            windows.pinned += tokens  # by the lock of the tail
-        windows.merge(part, record, flat=True)
+        if part is not None and record is not None:
+            prefix.window = None
+            self.windows.merge(part, record, flat=True)
 
     def keep_window(
         self, node: Node, start: int, request: RequestRecord, *, fresh: bool = False, watermark: bool = True

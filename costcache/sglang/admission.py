@@ -46,8 +46,11 @@ class Admission:
         """
         missing = self._cost.reload_bytes(max(0, tokens - free))
         displaced = self._price.displaced(missing, self._pools.kv.order)
-        worth = self._rule.copies(self._move(record, depth, tokens, states, displaced))
-        self.refused["copies"] += not worth
+        move = self._move(record, depth, tokens, states, displaced)
+        worth = self._rule.copies(move)
+        if not worth:
+            self.refused["copies"] += 1
+            self._lost(move)
         return worth
 
     def loads(self, depth: int, tokens: int, states: int) -> bool:
@@ -67,7 +70,10 @@ class Admission:
 
     def evicted(self, record: NodeRecord, tokens: int) -> None:
         """So many tokens of a node are evicted on the host: that is what a copy displaces."""
-        self._price.evicted(self._move(record, record.end - tokens, tokens, 0, 0.0))
+        self._lost(self._move(record, record.end - tokens, tokens, 0, 0.0))
+
+    def _lost(self, move: Move) -> None:
+        self._price.lost(move, self._cost.reload_bytes(self._pools.by_name["host"].state().capacity))
 
     def _move(self, record: NodeRecord, depth: int, tokens: int, states: int, displaced: float) -> Move:
         cost = self._cost

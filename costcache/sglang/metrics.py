@@ -130,8 +130,10 @@ class CostMetrics:
             of, counters = self._of_pool(name), pool.counters
             for field, metric in self._counters.items():
                 of.add(metric, field, getattr(counters, field))
-            for uses, count in zip(USES, counters.by_uses, strict=True):
-                of.add(self._by_uses, uses, count, **{BY_USES_LABEL: uses})
+            if of.victims != counters.victims:
+                of.victims = counters.victims
+                for uses, count in zip(USES, counters.by_uses, strict=True):
+                    of.add(self._by_uses, uses, count, **{BY_USES_LABEL: uses})
             of.add(self._fallbacks, "fallbacks", pool.fallbacks)
             of.inform(self._info, info_of(pool, self._policy, self._core))
             kept = pool.kept_entries
@@ -153,9 +155,14 @@ class CostMetrics:
 
 
 class _OfPool:
-    """The metrics of one pool, kept because looking one up by its labels takes longer than adding to it."""
+    """The metrics of one pool, kept because looking one up by its labels takes longer than adding to it.
+
+    Attributes:
+        victims: Victims that are published by their uses; -1 before these are exposed.
+    """
 
     def __init__(self, labels: dict[str, Any]) -> None:
+        self.victims = -1
         self._labels = labels
         self._children: dict[Any, Any] = {}
         self._published: dict[str, int] = {}

@@ -11,8 +11,11 @@ Time: a load passes the link in order of arrival, layer by layer while the layer
 the first token comes at ``max(load + compute / layers, compute + load / layers)`` after the start. What an
 eviction has to write first keeps the start waiting. Each direction of a link has a queue of its own.
 
-Models with states: a state is at the end of a prompt, and where prompts were found to branch. It is evicted
-and moved with the last extent before it. One that a longer one of its own session supersedes is dropped.
+Models with states: a state is at the end of a prompt, and where prompts were found to branch. One order
+ranks KV and states, as in :class:`costcache.radix.states.StateTree`: a state is evicted with the last extent
+before it, or alone if others follow, and KV after the last state goes before any state does. A state that a
+longer one of its own session supersedes is dropped. A request resumes from a state of the device, or from one
+that is loaded, alone if the device has the KV.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costcache.eviction import Refused
-from costcache.records import Clock, NodeRecord, PoolState, RequestRecord, Victim
+from costcache.policies.states import make_state_order
+from costcache.records import Action, Clock, NodeRecord, PoolState, RequestRecord, State, Victim
 from costcache.sim.extents import ROOT, Extents
 from costcache.sim.load import Load, load_kind
 from costcache.sim.loop import PER_REPORT, no_collector
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from costcache.binding import Binding
+    from costcache.orders import VictimOrder
     from costcache.sim.requests import Known
     from costcache.sim.settings import ServingSettings
     from costcache.sim.trace import Trace
@@ -48,7 +53,7 @@ __all__ = ["Below", "Moved", "TieredOutcome", "Tiers"]
 
 _KEEPS = 0.98
 """Share of its weight that an average over evictions keeps at each one."""
-_MOST_AHEAD = 20
+_MOST_AHEAD = 10
 """Room is made ahead of need in one part of the device in so many, at most."""
 
 
@@ -130,7 +135,8 @@ class _Extent(NodeRecord):
         extent: Its number.
         held: Whether the tier holds it. A tier below the device also tracks, pinned, what only the tiers
             above it hold: so its order knows the history of what it is given, and forecasts for all of them.
-        has_state: Whether it ends with a state here.
+        has_state: Whether it ends with a state here. A tier below also tracks those of the tiers above, as
+            ``record.state``.
         since: When the tier got it, in seconds.
     """
 
@@ -167,6 +173,7 @@ class _Tier:
         state_bytes: int,
         clock: Clock | None,
         evicts: Callable[[_Extent], None],
+        evicts_state: Callable[[_Extent], None],
     ) -> None:
         self.of, self.capacity = of, capacity
         self.token_bytes, self.state_bytes = token_bytes, state_bytes
@@ -175,15 +182,24 @@ class _Tier:
         self.price = Price()
         self.stays = math.inf
         self._orphans: dict[int, list[_Extent]] = {}
-        self._evicts = evicts
-        tokens = PoolState("kv", "tokens", capacity // token_bytes, 0, 0, 0, binding.page_size)
+        self._evicts, self._evicts_state = evicts, evicts_state
+        self.name = "memory" if state_bytes else "kv"
+
+        def make_order(pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
+            if not state_bytes:  # then orders count tokens
+                pools = (PoolState("kv", "tokens", capacity // token_bytes, 0, 0, 0, binding.page_size),)
+            name, order = binding.make_order(pools)
+            return name, make_state_order(order) if state_bytes else order
+
         self.pool = binding.pool(
-            "kv",
+            self.name,
             self._take,
             unit="bytes",
             capacity=capacity,
+            token_units=token_bytes,
+            state_units=state_bytes,
             measure=self._state,
-            make_order=lambda _: binding.make_order((tokens,)),
+            make_order=make_order,
             clock=clock,
         )
 
@@ -200,12 +216,19 @@ class _Tier:
         evictable = 0
         if self.records:
             pool = self.pool
-            evictable = (pool.cached - pool.pinned) * self.token_bytes  # states go with their extents
+            evictable = (pool.cached - pool.pinned) * self.token_bytes
+            evictable += (pool.states - pool.pinned_states) * self.state_bytes
         free = self.capacity - self.used - self.reserved
-        return PoolState("kv", "bytes", self.capacity, free, evictable, self.reserved, 1)
+        return PoolState(self.name, "bytes", self.capacity, free, evictable, self.reserved, 1)
 
     def _take(self, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002 # extents are evicted whole
         record: Any = victim.record
+        if victim.action is Action.TOMBSTONE and record.live_children and record.state is not None:
+            if record.state.locks:
+                return Refused.LOCKED
+            self._evicts_state(record)
+            self.give_state(record, False)
+            return self.state_bytes
         if record.parent is None or record.live_children:
             return Refused.NOT_A_LEAF
         if record.locks:
@@ -230,9 +253,11 @@ class _Tier:
 
     def hold(self, record: _Extent, has_state: bool) -> None:
         """Hold an extent from now on; there is room for it."""
-        record.held, record.has_state = True, has_state
+        record.held = True
         record.since = self.pool.clock.now
-        self.used += self.size(record.extent, has_state)
+        self.used += self.size(record.extent, False)
+        if has_state:
+            self.give_state(record, True)
 
     def drop(self, record: _Extent) -> None:
         """Forget an unlocked extent. What follows it stays, unreachable until it is back."""
@@ -253,6 +278,16 @@ class _Tier:
         """Attach a state to the end of an extent that the tier holds, or drop it."""
         self.used += (has_state - record.has_state) * self.state_bytes
         record.has_state = has_state
+        self.track_state(record, has_state)
+
+    def track_state(self, record: _Extent, has_state: bool) -> None:
+        """Tell the order that the tier, or one above it, has a state at the end of an extent, or none has."""
+        if not has_state and record.state is not None:
+            self.pool.detach(record)
+        elif has_state and record.state is None:
+            state = State(0, self.pool.clock)
+            state.locks = record.pins
+            self.pool.attach(record, state)
 
     def make_room(self, size: int) -> bool:
         """Evict until ``size`` bytes are free; returns whether they are."""
@@ -320,10 +355,14 @@ class Tiers:
         # In one pool of all layers, windows too: every token's window KV is cached.
         token_bytes, state_bytes = token.kv_bytes + token.swa_bytes, token.state_bytes
         self.has_states = bool(state_bytes)
-        self.device = _Tier(binding, of, capacity, token_bytes, state_bytes, None, self._evicted)
+        self.device = _Tier(
+            binding, of, capacity, token_bytes, state_bytes, None, self._evicted, self._evicted_state
+        )
+        if below:
+            self.device.pool.over_tier()
         clock = self.device.pool.clock
         self.tiers = [
-            _Tier(binding, of, each.capacity, token_bytes, state_bytes, clock, self._drops(level))
+            _Tier(binding, of, each.capacity, token_bytes, state_bytes, clock, *self._drops(level))
             for level, each in enumerate(below)
         ]
         self.down = [Link(each.bytes_per_second, each.latency) for each in below]
@@ -440,10 +479,15 @@ class Tiers:
         if self.in_pool and self.running and not self._fits(index, path, here):
             return None
         self.head = []
+        if self.has_states and end:
+            for tier in self.all:
+                resumed = tier.records.get(path[end - 1])
+                if resumed is not None and resumed.state is not None:
+                    tier.pool.consume(resumed)
         # The last token of a prompt is always computed.
         tokens = self.inputs[index]
         found = min(self._tokens(path, end), max(0, tokens - 1))
-        on_device = min(self._tokens(path, usable), found)
+        on_device = min(self._tokens(path, min(here, end)), found)
         outcome.device[index], outcome.loaded[index] = on_device, found - on_device
         for request in requests:
             request.matched = found
@@ -520,7 +564,7 @@ class Tiers:
         """Extents to load, as positions in the path, and the tier of each; -1 for what the device has.
 
         Those are the extents from the usable end on, as far as there is no gap. The last ones are left out as
-        long as the policy would rather compute them.
+        long as no request can resume from their end, or the policy would rather compute them.
         """
         found: list[tuple[int, int]] = []
         for at in range(usable, len(path)):
@@ -531,17 +575,23 @@ class Tiers:
         start = self._tokens(path, usable)
         while found:
             at, level = found[-1]
-            if level >= 0:
-                self_held = self.tiers[level].records[path[at]]
-                resumes = not self.has_states or self_held.has_state
-                if resumes and self.writing.loads(self._pending(path, found, start)):
-                    break
+            resumes = self._state_level(path[at]) is not None if self.has_states else level >= 0
+            if resumes and self.writing.loads(self._pending(path, found, start)):
+                break
             found.pop()
         return found
 
     def _level(self, extent: int) -> int | None:
         """The fastest tier below the device that holds an extent; None if none does."""
         return next((level for level, tier in enumerate(self.tiers) if tier.held(extent)), None)
+
+    def _state_level(self, extent: int) -> int | None:
+        """The fastest tier below the device that has a state at the end of an extent; None if none does."""
+        for level, tier in enumerate(self.tiers):
+            held = tier.held(extent)
+            if held is not None and held.has_state:
+                return level
+        return None
 
     def _pending(self, path: list[int], found: list[tuple[int, int]], start: int) -> Move:
         """A load of several extents as one move."""
@@ -556,8 +606,9 @@ class Tiers:
         for at, level in found:
             if level >= 0:
                 sizes[level] += self.of.tokens[path[at]] * self.device.token_bytes
-        if self.has_states and found:
-            sizes[found[-1][1]] += self.device.state_bytes
+        state = self._state_level(path[found[-1][0]]) if self.has_states and found else None
+        if state is not None:
+            sizes[state] += self.device.state_bytes
         return sizes
 
     def _reload_seconds(self, sizes: list[int], *, queued: bool) -> float:
@@ -609,8 +660,10 @@ class Tiers:
         records = [device.records[extent] for extent in path[:here]]
         if records:
             pool.pin(records[-1])
-        if branch and not records[-1].has_state and device.make_room(device.state_bytes):
-            device.give_state(records[-1], True)
+        if self.has_states and 0 < end <= here:
+            self._give_state(records[end - 1])  # a load may bring no more than that
+        if branch:
+            self._give_state(records[-1])
         for at in range(here, len(path)):
             extent = path[at]
             # A state is at the prompt's end, and where a load resumes.
@@ -627,14 +680,31 @@ class Tiers:
                 copy = tier.records.get(extent) or tier.track(extent, request)
                 if not copy.pins:
                     tier.pool.pin(copy)
+                if state:
+                    tier.track_state(copy, True)
         if records:
             last = records[-1]
-            lacks = self.has_states and len(records) == len(path) and not last.has_state
-            if lacks and device.make_room(device.state_bytes):
-                device.give_state(last, True)
+            if self.has_states and len(records) == len(path):
+                self._give_state(last)
             self._supersede(records)
             pool.unpin(last)
         return records
+
+    def _give_state(self, record: _Extent) -> None:
+        """Keep a state at the end of an extent of the device, if there is room."""
+        if record.has_state or not self.device.make_room(self.device.state_bytes):
+            return
+        self.device.give_state(record, True)
+        for tier in self.tiers:
+            tier.track_state(tier.records[record.extent], True)
+
+    def _forget_state(self, record: _Extent) -> None:
+        """The device drops a state: so do the tiers below, unless it is there or in one between."""
+        kept = False
+        for tier in self.tiers:
+            copy = tier.records[record.extent]
+            kept |= copy.has_state
+            tier.track_state(copy, kept)
 
     def _supersede(self, records: list[_Extent]) -> None:
         """Drop the state before a new one, unless other prompts branch there."""
@@ -645,18 +715,41 @@ class Tiers:
                 return
             if record.has_state:
                 self.device.give_state(record, False)
+                self._forget_state(record)
                 return
 
     def _make_ahead(self, tokens: int) -> None:
-        """Make room for the next request while this one is computed, if the policy writes ahead of need."""
-        if self.writing.ahead and self.tiers:
-            self.need = max(self.need * _KEEPS, float(tokens * self.device.token_bytes))
-            self.device.make_room(min(int(self.need), self.device.capacity // _MOST_AHEAD))
+        """Make room for the next request while this one is computed, if the policy writes ahead of need.
+
+        What is below already can wait: nobody would wait for its eviction, and a request may want it still.
+        """
+        if not self.writing.ahead or not self.tiers:
+            return
+        device, pool = self.device, self.device.pool
+        self.need = max(self.need * _KEEPS, float(tokens * device.token_bytes))
+        room = min(int(self.need), device.capacity // _MOST_AHEAD)
+        while device.capacity - device.used - device.reserved < room:
+            victim = pool.next_victim({})
+            if victim is None:
+                return
+            pool.defer(victim)
+            record: Any = victim.record
+            below = self.tiers[0].held(record.extent)
+            if below is not None and below.has_state >= record.has_state:
+                return
+            if not pool.evict(1, watermark=False).freed:
+                return
 
     def _evicted(self, record: _Extent) -> None:
         """An extent is evicted from the device: write it down first, or drop it."""
         self.outcome.evicted += self.device.size(record.extent, record.has_state)
         self.written = max(self.written, self._leave(record, 0))
+
+    def _evicted_state(self, record: _Extent) -> None:
+        """A state is evicted from the device alone."""
+        self.outcome.evicted += self.device.state_bytes
+        self.written = max(self.written, self._leave_state(record, 0))
+        self._forget_state(record)
 
     # -- the tiers below ---------------------------------------------------------------------
 
@@ -668,10 +761,15 @@ class Tiers:
         copy = tier.records[record.extent]
         written = self.now
         if copy.held:
-            if record.has_state and not copy.has_state:
-                written = self._write_state(copy, level)
-        elif self.writing.demotes(self._move(copy, level, record.has_state, waits=level == 0)):
-            written = self._write(copy, level, record.has_state)
+            if record.has_state:
+                written = self._leave_state(record, level)
+        else:
+            move = self._move(copy, level, record.has_state, waits=level == 0)
+            if self.writing.demotes(move):
+                written = self._write(copy, level, record.has_state)
+            else:
+                tier.price.lost(move, tier.capacity)
+        tier.track_state(copy, copy.has_state)
         if copy.pins:
             tier.pool.unpin(copy)  # only now: what is pinned makes no room for itself
         if copy.held:
@@ -679,36 +777,64 @@ class Tiers:
         tier.drop(copy)
         return self._leave(record, level + 1)
 
-    def _drops(self, level: int) -> Callable[[_Extent], None]:
-        """What happens when the tier at ``level`` evicts an extent."""
+    def _leave_state(self, record: _Extent, level: int) -> float:
+        """A state leaves the tier above ``level``, but its KV need not; returns when it is written."""
+        if level == len(self.tiers):
+            return self.now
+        copy = self.tiers[level].records[record.extent]
+        if copy.has_state:
+            return self.now
+        move = self._move(copy, level, True, waits=level == 0, alone=copy.held)
+        if not self.writing.demotes(move):
+            return self.now
+        return self._write_state(copy, level) if copy.held else self._write(copy, level, True)
+
+    def _drops(self, level: int) -> tuple[Callable[[_Extent], None], Callable[[_Extent], None]]:
+        """What happens when the tier at ``level`` evicts an extent, and when it evicts a state alone."""
 
         def evicted(record: _Extent) -> None:
             tier = self.tiers[level]
             size = tier.size(record.extent, record.has_state)
             self.moved[level].evicted += size
-            tier.price.evicted(self._move(record, level, record.has_state, waits=False))
+            tier.price.lost(self._move(record, level, record.has_state, waits=False), tier.capacity)
             stayed = max(0.0, self.now - record.since)
             tier.stays = stayed if tier.stays == math.inf else tier.stays * _KEEPS + stayed * (1 - _KEEPS)
             self._leave(record, level + 1)
 
-        return evicted
+        def evicted_state(record: _Extent) -> None:
+            tier = self.tiers[level]
+            self.moved[level].evicted += tier.state_bytes
+            move = self._move(record, level, True, waits=False, alone=True)
+            tier.price.lost(move, tier.capacity)
+            self._leave_state(record, level + 1)
 
-    def _move(self, copy: _Extent, level: int, has_state: bool, *, waits: bool) -> Move:
-        """The facts of an extent that a tier may hold, or holds."""
+        return evicted, evicted_state
+
+    def _move(self, copy: _Extent, level: int, has_state: bool, *, waits: bool, alone: bool = False) -> Move:
+        """The facts of an extent that a tier may hold, or holds; or of its state ``alone``.
+
+        A state is worth all that it saves computing, back to the state before it, and is of no use without
+        the KV in between, which is written after it.
+        """
         tier, extent = self.tiers[level], copy.extent
-        size = tier.size(extent, has_state)
-        sizes = [0] * len(self.tiers)
-        sizes[level] = size
-        reload = self._reload_seconds(sizes, queued=False)
-        start = self._resumes_before(copy, level) if self.has_states else copy.depth
+        size = tier.state_bytes if alone else tier.size(extent, has_state)
+        start, lacks = copy.depth, 0
+        if self.has_states:
+            start, lacks = self._resumes_before(copy, level)
         recompute = self.prefill.more(copy.end - start, start)
-        if self.has_states and not has_state and not copy.live_children:
-            recompute = 0.0  # no request can resume from it
+        if self.has_states and not has_state:
+            lacks = 0
+            if not copy.live_children:
+                recompute = 0.0  # no request can resume from it
+        sizes = [0] * len(self.tiers)
+        sizes[level] = (copy.end - start) * tier.token_bytes + tier.state_bytes if has_state else size
+        reload = self._reload_seconds(sizes, queued=False)
         for lower in range(level + 1, len(self.tiers)):
             if self.tiers[lower].held(extent):
-                sizes[level], sizes[lower] = 0, size
+                sizes[level], sizes[lower] = 0, sizes[level]
                 recompute = min(recompute, self._reload_seconds(sizes, queued=True))
                 break
+        missing = tier.used + tier.reserved + size + lacks - tier.capacity
         return Move(
             copy.tokens,
             size,
@@ -716,20 +842,26 @@ class Tiers:
             recompute,
             reload,
             chance=tier.pool.reuse_chance(copy, tier.stays),
-            write=self.down[level].seconds(size, self.now) if waits else 0.0,
-            displaced=tier.price.displaced(tier.used + tier.reserved + size - tier.capacity, tier.pool.order),
-            followed=copy.live_children > 0,
+            write=self.down[level].seconds(size + lacks, self.now) if waits else 0.0,
+            displaced=tier.price.displaced(min(missing, size + lacks), tier.pool.order),
+            followed=copy.live_children > 0 and not alone,
         )
 
-    def _resumes_before(self, copy: _Extent, level: int) -> int:
-        """Tokens up to the last state before an extent on its tier or on the device."""
-        tier, above = self.tiers[level], self.of.parents[copy.extent]
+    def _resumes_before(self, copy: _Extent, level: int) -> tuple[int, int]:
+        """Tokens up to the last state before an extent on its tier or on the device, and bytes after it.
+
+        The bytes are those of the KV up to the extent that the tier does not hold.
+        """
+        tier, above, lacks = self.tiers[level], self.of.parents[copy.extent], 0
         while above != ROOT:
-            for record in (tier.records.get(above), self.device.records.get(above)):
+            there = tier.records.get(above)
+            for record in (there, self.device.records.get(above)):
                 if record is not None and record.has_state:
-                    return record.end
+                    return record.end, lacks
+            if there is None or not there.held:
+                lacks += tier.size(above, False)
             above = self.of.parents[above]
-        return 0
+        return 0, lacks
 
     def _write(self, copy: _Extent, level: int, has_state: bool) -> float:
         """Write an extent to a tier, if there is room; returns when it is there."""

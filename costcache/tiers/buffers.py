@@ -281,6 +281,8 @@ def _index(slots: NDArray[np.int64], device: Any) -> Any:
     """Slots as an index on a device; the caller's stream goes on meanwhile."""
     import torch
 
+    if not slots.size:
+        return torch.empty((0,), dtype=torch.int64, device=device)
     index = torch.from_numpy(np.ascontiguousarray(slots).copy() if not slots.flags.writeable else slots)
     return index if device.type == "cpu" else index.pin_memory().to(device, non_blocking=True)
 

@@ -88,6 +88,7 @@ class Down:
         move = self._facts.of(source, node, min(max(node.depth, start), node.end), self._target, self._lines)
         if not self._writing.demotes(move):
             self._counters.refused += move.tokens
+            self._facts.lost(self._target, move)
             return
         self._copy(node, place, min(start, node.end), pinned=False)
 

@@ -52,9 +52,7 @@ class Facts:
             size += rows * (self._layout.state_bytes or self._layout.window_bytes)
             above = node.parent
             first = 0 if above is None else source.usable(above).end
-        pool, link = target.pool, lines[0].link
-        units = tokens * pool.token_units + rows * pool.state_units
-        missing = size * (units - pool.free) / units if units > pool.free else 0.0
+        missing = target.missing_bytes(tokens, rows)
         return Move(
             tokens=tokens,
             size=size,
@@ -62,10 +60,13 @@ class Facts:
             recompute=self.cost.recompute_seconds(min(first, start), node.end),
             reload=sum(line.link.seconds(size, 0.0) for line in lines),
             chance=self._pool.reuse_chance(node),
-            write=size / link.bytes_per_second,
+            write=size / lines[0].link.bytes_per_second,
             displaced=self._prices[target.name].displaced(missing, self._pool.order),
         )
 
-    def evicted(self, tier: LowerTier, move: Move) -> None:
-        """A tier is about to evict what these are the facts of."""
-        self._prices[tier.name].evicted(move)
+    def lost(self, tier: LowerTier, move: Move) -> None:
+        """A tier is about to evict what these are the facts of, or has refused it."""
+        pool = tier.pool
+        self._prices[tier.name].lost(
+            move, pool.capacity * self._layout.token_bytes / max(1, pool.token_units)
+        )

@@ -183,6 +183,18 @@ class LowerTier(Tier):
             return tree.make_room(keep, tokens, rows)
         return tree.pool.make_room(tokens, keep), 0
 
+    def missing_bytes(self, tokens: int, rows: int) -> int:
+        """Bytes that have to be evicted for so many tokens, and rows of an ending."""
+        tree, token = self.tree, self.binding.cost.token
+        if isinstance(tree, StateTree) and tree.state_capacity is None:  # one pool, in bytes
+            return max(0, tokens * token.kv_bytes + rows * token.state_bytes - tree.pool.free)
+        missing = max(0, tokens - tree.pool.free) * token.kv_bytes
+        if isinstance(tree, StateTree):
+            missing += max(0, rows - tree.free_states) * token.state_bytes
+        elif isinstance(tree, WindowTree):
+            missing += max(0, rows - tree.windows.free) * token.swa_bytes
+        return missing
+
     def extend(
         self, place: Place, start: int, slots: NDArray[np.int64] | None, history: Node | None
     ) -> tuple[Node, int] | None:

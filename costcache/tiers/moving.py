@@ -84,14 +84,14 @@ class Mover:
     def _leaves_host(self, node: Node) -> None:
         if self._to_host.demotes:
             host = self.host
-            self._facts.evicted(host, self._facts.of(host, node, node.depth, host, self.lines[:1]))
+            self._facts.lost(host, self._facts.of(host, node, node.depth, host, self.lines[:1]))
         if self._to_disk is not None:
             self._to_disk.demote(node)
 
     def _leaves_disk(self, node: Node) -> None:
         disk = self.disk
         if disk is not None and self._to_host.demotes:
-            self._facts.evicted(disk, self._facts.of(disk, node, node.depth, disk, self.lines[::-1]))
+            self._facts.lost(disk, self._facts.of(disk, node, node.depth, disk, self.lines[::-1]))
 
     # -- time --------------------------------------------------------------------------------
 

@@ -109,7 +109,13 @@ class Tier:
             return np.array([node.state.slot], np.int64)
         if self.windows is None or not self.ends(node):
             return NO_SLOTS
-        rows = self.windows.of(self.slots_of(node)[-self.ending_rows(node.end) :])
+        count, parts = self.ending_rows(node.end), [NO_SLOTS]
+        start = node.end - count
+        while node.parent is not None and node.end > start:
+            if node.slots is not None:
+                parts.append(node.slots)
+            node = node.parent
+        rows = self.windows.of(np.concatenate(parts[::-1])[-count:])
         return rows if (rows >= 0).all() else NO_SLOTS
 
     def resting_on(self, node: Node) -> list[Node]:
@@ -133,7 +139,7 @@ class Source:
             try:
                 self._read = (
                     buffers.tokens.gather(slots),
-                    None if buffers.endings is None else buffers.endings.gather(ending),
+                    None if buffers.endings is None or not ending.size else buffers.endings.gather(ending),
                 )
             except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError where there is no memory
                 self._error = error  # of this rank alone: the copy fails, and with it that of the others

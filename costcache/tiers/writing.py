@@ -9,6 +9,7 @@ Sources: write-through, write-back and selective write-through are those of SGLa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["WRITINGS", "ByCost", "Move", "Price", "WriteBack", "WriteThrough", "Writing", "make_writing"]
 
 _SELECTIVE_USES = 2
-_FADING = 0.98
-"""Share of its weight that what was evicted before keeps at each eviction."""
+_LATELY = 0.1
+"""Share of a tier's bytes that were lost lately."""
 
 
 class Move(NamedTuple):
@@ -65,24 +66,33 @@ class Move(NamedTuple):
 
 
 class Price:
-    """What room in a full tier costs: the seconds that what it evicted lately was expected to save.
+    """What room in a full tier costs: the seconds that what it gave up lately was expected to save.
 
-    The latest victims weigh most. A copy pays it by the byte, and only under an order that forecasts: without
-    a forecast, the victim is worth as much as what takes its room, or more, since a prior does not fall with
-    age. Nothing would be copied then that is used as often as what it displaces.
+    It gives up what it evicts and what it refuses. Without the latter nothing would be learned while all is
+    refused, and a price that was once too high would stay. The latest weighs most, byte by byte: a state is
+    worth all that it saves, and the KV before it, which is evicted after it, is then worth nothing.
+
+    A copy pays by the byte, and only under an order that forecasts: a prior does not fall with age, so that
+    what is displaced would seem worth as much as what displaces it, and nothing would be copied.
     """
 
     __slots__ = ("_bytes", "_worth")
 
     def __init__(self) -> None:
-        """Room is free until something was evicted."""
+        """Room is free until something was lost."""
         self._bytes = 0.0
         self._worth = 0.0
 
-    def evicted(self, move: Move) -> None:
-        """Learn from an eviction of the tier, by the facts of what is evicted."""
-        self._bytes = self._bytes * _FADING + move.size
-        self._worth = self._worth * _FADING + move.worth
+    def lost(self, move: Move, capacity: float) -> None:
+        """Learn from what the tier has evicted or refused.
+
+        Args:
+            move: The facts of that.
+            capacity: Bytes of the tier.
+        """
+        keeps = math.exp(-move.size / (_LATELY * capacity))
+        self._bytes = self._bytes * keeps + move.size
+        self._worth = self._worth * keeps + move.worth
 
     def displaced(self, missing: float, order: VictimOrder) -> float:
         """Seconds that are lost with what is displaced.

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from costcache import ModelSpec, RadixCache
+from costcache.policies.hazard.states import HazardStates
 from costcache.radix import Node, StateCache
 from costcache.radix.cache import PrefixCache
 from costcache.radix.windows import WindowTree
@@ -115,6 +116,9 @@ def test_every_policy_of_states_takes_it(policy: str) -> None:
     assert isinstance(cache, StateCache)
     kept = cache.states
     assert sum(node.state is not None for node in cache._tree.walk()) == kept > 5
+    order = cache._pool.order
+    if isinstance(order, HazardStates):
+        assert order.learner.lives.keys() <= cache._pool.live.keys()
 
 
 @pytest.mark.parametrize("policy", ["hazard", "lfu", "lhd", "tlru", "s3fifo", "gdsf", "wild", "lru2"])
@@ -129,3 +133,57 @@ def test_every_policy_of_tokens_takes_it(make: Callable[[str], PrefixCache], pol
     if isinstance(tree, WindowTree):
         assert not tree.windows.fell_back
         assert all(node.tokens <= WINDOW for node in tree.walk() if node.window is not None)
+    assert cache.evict(300).freed >= 300
+    assert not cache.stats().fallbacks
+
+
+def test_locked_windows_are_merged_and_unlocked_as_one() -> None:
+    cache = RadixCache(model_with_window(8), 100, 1, "lru", window_pool_size=60, plugins=PLUGINS)
+    tree = cache._tree
+    assert isinstance(tree, WindowTree)
+    tree.merge_from = tree.merge_alike = 1
+    cache.insert([1, 2])
+    held = cache.insert([1, 2, 3, 4]).node
+    cache.lock(held)
+    pool = tree.windows
+    assert (pool.pinned, pool.root.locks) == (4, 2)
+    cache.insert([1, 2, 3, 4, 5])
+    assert held.tokens == 4
+    assert (pool.pinned, pool.root.locks) == (4, 1)
+    cache.unlock(held)
+    assert (pool.pinned, pool.root.locks) == (0, 0)
+    assert cache.evict(5).freed == 5
+
+
+def test_tlru_evicts_of_a_merged_node_what_it_would_of_its_parts() -> None:
+    """The last 100 tokens of a prompt are not needed; then the prompt that was used least recently goes."""
+    cache = RadixCache(MODEL, 2 * TOKENS, 1, "tlru", plugins=PLUGINS, policy_settings={"threshold": 100})
+    cache._tree.merge_from = cache._tree.merge_alike = 1
+    cache.insert([-1] * 300)
+    Bill(cache).serve(500)
+    assert max(node.tokens for node in cache._tree.walk()) > 400
+    cache.evict(150)
+    assert cache.match_prefix(list(range(500))).matched_len == 400
+    assert cache.match_prefix([-1] * 300).matched_len == 250
+
+
+def test_a_state_is_kept_at_the_end_that_its_node_had() -> None:
+    """The node has been merged into a longer one since, from whose state nothing shorter can resume."""
+    cache = states("lru")
+    assert isinstance(cache, StateCache)
+    cache._tree.merge_from = cache._tree.merge_alike = 1
+    short = cache.insert([1, 2]).node
+    state = cache.allocate_state()
+    cache.insert([1, 2, 3, 4], state=state)
+    assert cache.match_prefix([1, 2, 3, 4, 5]).matched_len == 4
+    assert short.into is not None
+    with pytest.raises(ValueError, match="has no state"):
+        cache.fork(short)
+    cache.lock(short)
+    assert cache.stats().protected == 2
+    other = cache.allocate_state()
+    assert other is not None
+    cache.attach(short, other)
+    cache.unlock(short)
+    assert cache.stats().protected == 0
+    assert (cache.match_prefix([1, 2, 9]).state, cache.match_prefix([1, 2, 3, 4]).state) == (other, state)

@@ -546,6 +546,7 @@ def plugin_names(rng: Rng, folder: Folder) -> None:
     elif result.exit_code == 1 and result.stderr.count("\n") != 1:
         raise Problem(f"an error of several lines: {result.stderr[:300]!r}")
     elif any(own.rglob("*.*")):
+        shutil.rmtree(own)  # or every later input finds them
         raise Problem("an error left files behind")
 
 

@@ -50,6 +50,8 @@ def check(tree: WindowTree) -> None:
             assert tree.windows.live[record.serial] is record
             assert record.is_leaf
             assert node.locks or not record.locks
+    assert tree.windows.root.live_children == len(windows)
+    assert tree.windows.root.locks == sum(record.locks for record in windows)
     assert len(tree.windows.live) == len(windows) + (len(nodes) if shared else 0)
     if shared:
         assert tree.free_bytes == tree.memory - full * tree.kv_bytes - kept * tree.window_bytes >= 0

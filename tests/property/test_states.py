@@ -66,6 +66,7 @@ def check(tree: StateTree) -> None:
         assert reach(node)[0] == node.replay
     order = pool.order
     if isinstance(order, HazardStates):
+        assert order.learner.lives.keys() <= pool.live.keys()
         for node in nodes:
             life = order.learner.lives.get(node.serial)
             assert (life is not None and not life.evicted) == (node.state is not None)

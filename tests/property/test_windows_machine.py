@@ -307,6 +307,7 @@ class WindowsMachine(Prompts, RuleBasedStateMachine):
         assert pool.evictable == self.model.window_evictable
         assert self.tree.window_tokens == self.tree.windows.cached
         assert self.tree.windows.pinned == locked == self.tree._pinned_windows
+        assert self.tree.windows.root.locks == sum(record.locks for record in self.tree.windows.records())
         # Whoever follows the events knows whose window KV is cached.
         self.mapped -= set(self.freed)
         self.freed.clear()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from costcache.cli import cli
+from costcache.plugins import RESERVED
 from tests.unit.commands import costcache_, refusal
 
 
@@ -56,6 +57,14 @@ def test_a_name_that_is_taken_and_a_folder_that_is_full_are_refused(tmp_path: Pa
     result = costcache_("new-policy", "mine", "--out", str(tmp_path))
     assert "exists: name another folder with --out" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED - {""}))
+def test_a_name_that_the_command_line_means_otherwise_is_refused(tmp_path: Path, name: str) -> None:
+    """The policy would be refused when it is loaded."""
+    said = refusal("new-policy", name, "--out", tmp_path / "made")
+    assert said == f"the name {name!r} means something else on the command line: give another one"
+    assert not (tmp_path / "made").exists()
 
 
 def test_the_commands_are_listed() -> None:

@@ -13,6 +13,7 @@ from costcache.binding import Binding
 from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.plugins import get_plugins
+from costcache.policies.hazard import Hazard
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.extents import ROOT, extents
@@ -174,6 +175,14 @@ def check_tiers(tiers: Tiers) -> None:
         held = [record for record in tier.records.values() if record.held]
         assert tier.used == sum(tier.size(record.extent, record.has_state) for record in held)
         assert tier.used + tier.reserved <= tier.capacity
+        states = [record.state for record in tier.records.values() if record.state is not None]
+        assert tier.pool.states == len(states)
+        assert tier.pool.pinned_states == sum(bool(each.locks) for each in states)
+        for record in tier.records.values():
+            assert record.held or not record.has_state
+            assert record.state is not None or not record.has_state
+            # What a tier only tracks is locked, and is above it.
+            assert record.has_state or record.state is None or (level and record.state.locks)
         assert set(tier.pool.live.values()) == set(tier.records.values())
         running = [each for each in tiers.running if each.last is not None]
         assert tier.reserved == (0 if level else sum(each.reserved for each in tiers.running))
@@ -240,6 +249,67 @@ def test_bytes_are_conserved_and_no_tier_holds_too_much(
 
 def outcome_of(write: str, *below: Below, prompts: list[list[int]], pages: int = 4) -> TieredOutcome:
     return tiers_of(trace_of(prompts), pages, [*below], write).run()
+
+
+def hybrid(prompts: list[list[int]], states: int, pages: int, below: list[Below], write: str) -> Tiers:
+    """A server of a hybrid with room for so many states, and for so many pages besides."""
+    tiers = tiers_of(trace_of(prompts), 1, below, write, model="qwen3-next")
+    device = tiers.device
+    device.capacity = states * device.state_bytes + pages * PAGE * device.token_bytes
+    tiers.__class__ = Checked
+    return tiers
+
+
+def test_a_state_is_loaded_alone_for_kv_that_the_device_has() -> None:
+    """Two prompts share a beginning, whose state is evicted when others need room, but not its KV."""
+    first, longer = [1, 2], [1, 2, 3, 4, 5, 6]
+    tiers = hybrid([first, longer, first], 1, 10, [host(60_000)], "write_back")
+    tiers._supersede = lambda records: None  # type: ignore[method-assign] # the first prompt's state is wanted
+    outcome = tiers.run()
+    moved = outcome.tiers["host"]
+    assert outcome.device.tolist()[2] == 2 * PAGE
+    assert moved.hits == 0
+    assert moved.up == tiers.device.state_bytes
+
+
+def test_kv_after_the_last_state_goes_first() -> None:
+    """Of two conversations the longer one has lost its state: all of its KV goes before the other's."""
+    tiers = hybrid([[1, 2, 3, 4, 5, 6], [11, 12], [21, 22], [11, 12]], 2, 8, [], "write_back")
+    outcome = tiers.run()
+    assert outcome.device.tolist() == [0, 0, 0, 2 * PAGE]
+
+
+def test_room_is_made_ahead_only_of_what_must_be_written() -> None:
+    """By cost evicts ahead what is not below yet, and leaves the rest for as long as there is room."""
+    prompts = [[100 * talk + page for page in range(10)] for talk in (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6)]
+    tiers = tiers_of(trace_of(prompts), 40, [host(1000)], "by_cost")
+    outcome = tiers.run()
+    half = len(prompts) // 2
+    assert outcome.loaded[half:].sum() > 0
+    # The room that was made ahead of the first six is not made again: all their KV is below by now.
+    free = tiers.device.capacity - tiers.device.used
+    assert free < tiers.device.capacity // 10
+    assert tiers.moved[0].down == 60 * PAGE * KV
+
+
+@pytest.mark.parametrize("objective", ["tokens", "flops"])
+def test_a_device_above_a_tier_weighs_all_tokens_alike(objective: str) -> None:
+    plugins = get_plugins()
+    spec, deployment = plugins.resolve("llama-3-70b"), Deployment(page_size=PAGE)
+    trace = trace_of(TWICE)
+    simulator = Simulator(trace, spec, deployment)
+    chosen = Settings(policy="hazard", policy_settings={"objective": objective})
+    binding = Binding.of(spec, deployment, chosen, drops_slow=False)
+    parts = extents(simulator.runs, PAGE, PAGE)
+    for below in ([], [host(8)]):
+        tiers = Tiers(
+            trace, parts, binding, 10**9, below, make_writing("by_cost"), simulator.prefill, ServingSettings()
+        )
+        tells = objective == "flops"
+        orders = [tier.pool.order for tier in tiers.all]
+        assert all(isinstance(order, Hazard) for order in orders)
+        ranges = [order.learner.depths.count > 1 for order in orders]  # type: ignore[attr-defined]
+        assert ranges == ([False, tells] if below else [tells])
 
 
 TWICE = [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4]]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from costcache import RequestInfo
 from costcache.errors import PluginError, SettingsError
 from costcache.model import ModelSpec
 from costcache.radix import Node
@@ -240,3 +241,39 @@ def test_wrong_settings_are_named(arguments: dict[str, Any], message: str) -> No
 def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(PluginError, match="no policy 'lruu'"):
         StateCache(ModelSpec.preset("qwen3-next"), 10**10, PAGE, "lruu")
+
+
+def ask(cache: StateCache, *pages: int) -> None:
+    """A whole request that ends, so that the policy learns of it."""
+    name = object()
+    cache.match_prefix(prompt(*pages), name)
+    state = cache.allocate_state()
+    assert state is not None
+    node = cache.insert(prompt(*pages), state=state, request=name).node
+    if slot_of(node) != state:
+        cache.release_state(state)
+    cache.finish(name, RequestInfo())
+
+
+def test_hazard_forecasts_which_states_are_resumed_from() -> None:
+    """Prompts that return every few requests, and prompts that never do."""
+    cache = cache_of(30, 200, "hazard")
+    for number in range(200):
+        ask(cache, 1, number % 5)
+        ask(cache, 2, 1000 + number)
+    pool = cache._tree.pool
+    assert pool.order.forecasts
+    states = [record for record in pool.live.values() if record.state is not None]
+    again = [pool.reuse_chance(record) for record in states if record.uses > 3 and not record.live_children]
+    once = [pool.reuse_chance(record) for record in states if record.uses == 1]
+    assert again
+    assert once
+    assert min(again) > 0.5 > max(once)
+    for record in states:
+        chances = [pool.reuse_chance(record, within) for within in (0.0, 1.0, 10.0, 100.0)]
+        assert chances[0] == 0.0
+        assert chances == sorted(chances)
+    ghosts = [name for name, ghost in pool.order._ghosts.items() if ghost[1] is not None]  # type: ignore[attr-defined]
+    assert ghosts
+    assert all(0.0 <= (pool.order.ghost_chance(name) or 0.0) <= 0.5 for name in ghosts)
+    assert pool.order.ghost_chance(-1) is None

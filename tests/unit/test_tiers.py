@@ -302,6 +302,25 @@ def test_window_rows_are_held_freed_and_given_to_the_cache() -> None:
     tiers.close()
 
 
+@pytest.mark.parametrize("layout", ["mla", "apart", "hybrid"])
+def test_what_has_to_be_evicted_is_counted_in_every_pool(layout: str) -> None:
+    made, _ = server(layout, slots=64, host=64, disk=64)
+    mover = made.tiers._mover
+    assert mover is not None
+    assert mover.disk is not None
+    token = made.layout.token_bytes
+    for tier in (mover.host, mover.disk):
+        each = made.layout.state_bytes or made.layout.window_bytes
+        pool = tier.pool
+        fits = pool.free // pool.token_units
+        assert tier.missing_bytes(0, 0) == tier.missing_bytes(fits, 0) == 0
+        more = tier.missing_bytes(fits + 10, 0)
+        assert 9 * token < more <= 10 * token
+        if each:
+            assert tier.missing_bytes(0, 1000) > 500 * each, "endings have a room of their own, or share it"
+    made.tiers.close()
+
+
 # -- who asks ------------------------------------------------------------------------------------
 
 

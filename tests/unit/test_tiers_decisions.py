@@ -122,7 +122,7 @@ def test_room_costs_what_the_victims_were_worth(victims: list[tuple[int, float, 
     price, dearest = Price(), 0.0
     for size, chance, recompute in victims:
         facts = move(size=size, chance=chance if size else 0.0, recompute=recompute)
-        price.evicted(facts)
+        price.lost(facts, 1e5)
         dearest = max(dearest, facts.worth / max(1, size))
     paid = price.displaced(room, Forecasting())
     assert 0.0 <= paid <= max(0.0, room) * dearest * (1 + 1e-9)
@@ -131,11 +131,24 @@ def test_room_costs_what_the_victims_were_worth(victims: list[tuple[int, float, 
 
 def test_the_price_is_that_of_the_latest_victims() -> None:
     price = Price()
-    price.evicted(move(chance=1.0))
+    price.lost(move(chance=1.0), 1e5)
     assert price.displaced(500, Forecasting()) == pytest.approx(0.5)
-    for _ in range(200):
-        price.evicted(move(chance=0.25))
+    for _ in range(50):  # half of the tier's bytes
+        price.lost(move(chance=0.25), 1e5)
     assert price.displaced(1000, Forecasting()) == pytest.approx(0.25, rel=0.1)
+
+
+def test_a_price_that_refuses_all_falls_to_what_it_refuses() -> None:
+    """Else nothing would be copied ever again: while all is refused, nothing is evicted."""
+    writing, price = make_writing("by_cost"), Price()
+    price.lost(move(chance=1.0), 1e5)
+    for number in range(100):
+        chance = 0.4 + 0.1 * (number % 2)
+        facts = move(chance=chance, displaced=price.displaced(1000, Forecasting()))
+        if writing.demotes(facts):
+            return
+        price.lost(facts, 1e5)
+    pytest.fail("nothing is copied")
 
 
 def test_no_such_policy() -> None:

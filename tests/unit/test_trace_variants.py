@@ -132,9 +132,18 @@ def test_a_time_in_some_lines_alone_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "x.jsonl", [row])
 
 
-@pytest.mark.parametrize("field", ["messages", "text_input", "text"])
-def test_rows_of_aiperf_are_in_milliseconds(tmp_path: Path, field: str) -> None:
-    text: Any = [{"role": "user", "content": "Hi"}] if field == "messages" else "Hi"
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("messages", [{"role": "user", "content": "Hi"}]),
+        ("text_input", "Hi"),
+        ("text", "Hi"),
+        ("texts", ["Hi"]),
+        ("texts", ["H", "i"]),
+        ("texts", [{"name": "text", "contents": ["H", "i"]}]),
+    ],
+)
+def test_rows_of_aiperf_are_in_milliseconds(tmp_path: Path, field: str, text: Any) -> None:
     rows = [
         {"session_id": "s", field: text, "output_length": 50, "timestamp": 1000},
         {"session_id": "s", field: text, "output_length": 30, "delay": 2500},
@@ -143,6 +152,8 @@ def test_rows_of_aiperf_are_in_milliseconds(tmp_path: Path, field: str) -> None:
     assert name == "messages"
     assert trace.timestamps.tolist() == [0.0, 2.5]
     assert trace.output_tokens.tolist() == [50, 30]
+    plain, _ = read(tmp_path / "plain.jsonl", [{**row, field: None, "text": "Hi"} for row in rows])
+    assert trace.ids.tolist() == plain.ids.tolist()
     with pytest.raises(TraceError, match="message_mode is 'delta'; expected 'history', with whole prompts"):
         read(tmp_path / "delta.jsonl", [{**rows[0], "message_mode": "delta"}])
 

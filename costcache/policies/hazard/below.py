@@ -176,7 +176,10 @@ class Below(VictimOrder):
 
 
 class BelowHazard(Below):
-    """Ranks KV by the classes and the survival that the device's order has learned.
+    """Ranks KV by the classes and the survival that the device's order has learned, and by the objective.
+
+    A stratum is a class, and a range of depth if the objective tells them apart: what is evicted here has to
+    be computed again, whereas on the device every token costs the same, a reload.
 
     Attributes:
         upper: The order of the device.
@@ -198,7 +201,7 @@ class BelowHazard(Below):
                 if trimmed.start <= record.depth:
                     piece = trimmed
             group, last_use = learner.group_of(piece), piece.last_use
-        depths = learner.depths
+        depths = self.upper.depths
         if depths.count == 1:
             return group, last_use
         return group * depths.count + depths.of(record.depth + record.tokens // 2), last_use
@@ -208,7 +211,11 @@ class BelowHazard(Below):
         return intake.requests, intake.now
 
     def worth(self, stratum: int, age: float) -> float:
-        return self.upper.ranker.worth.at(stratum, age)
+        worth, depths = self.upper.ranker.worth, self.upper.depths
+        if depths.count == 1:
+            return worth.at(stratum, age)
+        group, depth = divmod(stratum, depths.count)
+        return worth.at(group, age) * (1.0 if worth.as_lru else depths.factors[depth])
 
 
 class BelowHazardStates(Below):

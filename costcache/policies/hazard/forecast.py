@@ -7,22 +7,34 @@ from typing import TYPE_CHECKING
 from costcache.policies.hazard.bins import BINS, age_bin, edges
 
 if TYPE_CHECKING:
-    from costcache.policies.hazard.life_table import Estimate
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Forecast"]
 
 
 class Forecast:
-    """Survival of the reuse intervals of all classes, as estimated once."""
+    """Survival of the reuse intervals of all classes, as estimated once.
 
-    def __init__(self, estimate: Estimate) -> None:
-        """Work out the survival of every class of an estimate."""
+    Attributes:
+        of: The estimate.
+    """
+
+    def __init__(self, shares: NDArray[np.float64], of: object) -> None:
+        """Work out the survival of every class of an estimate.
+
+        Args:
+            shares: Share used in each bin of age of what survived unused up to it, float64 of shape [BINS,
+                classes].
+            of: The estimate.
+        """
         import numpy as np
 
-        alive = np.ones((BINS + 1, len(estimate)))
-        np.cumprod(1.0 - estimate.shares(), axis=0, out=alive[1:])
-        self.estimate = estimate
-        self._classes = len(estimate)
+        classes = shares.shape[1]
+        alive = np.ones((BINS + 1, classes))
+        np.cumprod(1.0 - shares, axis=0, out=alive[1:])
+        self.of = of
+        self._classes = classes
         # Row by row; reads one number several times as fast as the array.
         self._alive: memoryview[float] = alive.ravel().data.cast("B").cast("d")
         self._edges: list[float] = edges().tolist()
@@ -48,4 +60,5 @@ class Forecast:
         start = self._edges[at]
         share = min(1.0, (age - start) / (self._edges[at + 1] - start))
         before, after = alive[at * classes + group], alive[(at + 1) * classes + group]
-        return before + (after - before) * max(0.0, share)
+        survival: float = before + (after - before) * max(0.0, share)
+        return survival

@@ -88,6 +88,7 @@ class Hazard(VictimOrder):
     times the pool, and a twentieth of that until a request ends; and 2 KB a class, at most 768 of them.
 
     Attributes:
+        depths: Ranges of depth that the objective tells apart, which the tiers below do in any case.
         intake: Keeps the histories of nodes.
         learner: Learns from their reuse intervals.
         ranker: Ranks leaves.
@@ -105,14 +106,14 @@ class Hazard(VictimOrder):
             settings: The settings.
             cost: Cost of recomputing tokens; needed for the objective ``flops``.
         """
-        depths = Depths(cost if settings.objective == "flops" else None)
-        tables = None if settings.tables is None else load_tables(settings.tables)
-        prior = shipped_prior() if settings.prior else None
-        self.learner = Learner(depths, settings.strength, settings.memory, settings.doubt, tables, prior)
+        depths = self.depths = Depths(cost if settings.objective == "flops" else None)
+        self._settings = settings
+        self._ghosts = capacity * settings.ghosts
+        self.learner = self._new_learner(depths)
         self.ranker = Ranker(self.learner, Worth(depths))
-        self.intake = Intake(self.learner, self.ranker, capacity * settings.ghosts)
+        self.intake = Intake(self.learner, self.ranker, self._ghosts)
         self.rank_at = 0
-        self.estimate_at = settings.refresh if tables is None else 0
+        self.estimate_at = settings.refresh if settings.tables is None else 0
         self._pending = self.intake.pending
         self._dirty = self.ranker.dirty
         self._refresh_after = settings.refresh
@@ -121,6 +122,21 @@ class Hazard(VictimOrder):
         self._full_at = 0  # count of requests
         self._asked = False  # for a victim, since the last estimate
         self._forecast: Forecast | None = None  # of the last estimate, once it is asked for
+
+    def _new_learner(self, depths: Depths) -> Learner:
+        settings = self._settings
+        tables = None if settings.tables is None else load_tables(settings.tables)
+        prior = shipped_prior() if settings.prior else None
+        return Learner(depths, settings.strength, settings.memory, settings.doubt, tables, prior)
+
+    def over_tier(self) -> None:
+        if self.learner.depths.count > 1:
+            depths = Depths()  # a token costs a reload at any depth
+            self.learner = self._new_learner(depths)
+            self.ranker = Ranker(self.learner, Worth(depths))
+            self.intake = Intake(self.learner, self.ranker, self._ghosts)
+            self._pending = self.intake.pending
+            self._dirty = self.ranker.dirty
 
     # -- events ------------------------------------------------------------------------------
 
@@ -254,6 +270,7 @@ class Hazard(VictimOrder):
     def below(self, pool: PoolState) -> VictimOrder:  # the hook's
         from costcache.policies.hazard.below import BelowHazard
 
+        self.over_tier()
         return BelowHazard(self)
 
     # -- what it knows -----------------------------------------------------------------------
@@ -281,8 +298,8 @@ class Hazard(VictimOrder):
         if estimate is None:
             return None
         forecast = self._forecast
-        if forecast is None or forecast.estimate is not estimate:
-            forecast = self._forecast = Forecast(estimate)
+        if forecast is None or forecast.of is not estimate:
+            forecast = self._forecast = Forecast(estimate.shares(), estimate)
         within = min(within, intake.watched)
         expected, tokens = 0.0, 0
         for piece in pieces:

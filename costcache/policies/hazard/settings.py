@@ -20,7 +20,7 @@ class HazardSettings(BaseModel):
     objective: Literal["tokens", "flops"] = Field(
         "tokens",
         description="Unit of the hits to maximise: tokens, or the FLOPs to recompute them, which grow with "
-        "depth.",
+        "depth. Above a slower tier it is tokens in any case, since a miss is loaded from there.",
     )
     refresh: int = Field(
         50,

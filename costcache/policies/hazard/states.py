@@ -20,11 +20,13 @@ Where the host says what LRU would have found, a judge lets LRU step in as in
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from costcache.orders import VictimOrder
 from costcache.policies.hazard.describe import verdict_of
+from costcache.policies.hazard.forecast import Forecast
 from costcache.policies.hazard.judge import Judge
 from costcache.policies.hazard.state_learner import Life, StateLearner
 from costcache.policies.states import StateOrder
@@ -55,6 +57,8 @@ class HazardStates(StateOrder):
         learner: Learns from the reuse intervals of states.
     """
 
+    forecasts: ClassVar[bool] = True
+
     def __init__(
         self,
         kv_bytes: int,
@@ -83,6 +87,7 @@ class HazardStates(StateOrder):
         self._ghosts: OrderedDict[int, _Ghost] = OrderedDict()
         self._passed: NodeRecord | None = None
         self._estimate_at = 0
+        self._forecast: Forecast | None = None  # of the last estimate, once it is asked for
         self._doubt = doubt
         self._judge: Judge | None = None  # once a host says what LRU would have found
         self._gained = self._lost = 0
@@ -308,6 +313,34 @@ class HazardStates(StateOrder):
 
     def _ghost_lives(self) -> list[Life]:
         return [life for _, life, _ in self._ghosts.values() if life is not None]
+
+    def reuse_chance(self, record: NodeRecord, within: float = math.inf) -> float:
+        life = self._lives.get(record.serial)
+        chance = None if life is None else self._chance(life, within)
+        return VictimOrder.reuse_chance(self, record, within) if chance is None else chance
+
+    def ghost_chance(self, name: int, within: float = math.inf) -> float | None:
+        ghost = self._ghosts.get(name)
+        return None if ghost is None or ghost[1] is None else self._chance(ghost[1], within)
+
+    def _chance(self, life: Life, within: float) -> float | None:
+        """Chance that a request resumes from a state; None before the first estimate.
+
+        Nothing is known of times longer than that watched. A state that stands in for the evicted one after
+        it is as likely to be used.
+        """
+        learner = self.learner
+        shares = learner.shares
+        if shares is None:
+            return None
+        forecast = self._forecast
+        if forecast is None or forecast.of is not shares:
+            forecast = self._forecast = Forecast(shares.T, shares)
+        within = min(within, learner.watched)
+        lives = [life]
+        if life.stands_for is not None and life.superseded:
+            lives.append(life.stands_for)
+        return max(forecast.chance(each.group, learner.now - each.last_use, within) for each in lives)
 
     def snapshot(self) -> StatesSnapshot:
         """Describe what the order knows now; changes nothing."""

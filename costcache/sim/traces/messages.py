@@ -6,9 +6,9 @@ A line has ``messages``, or a ``body`` with them (a batch file). Optional beside
 API's answer, with ``choices`` and ``usage``. Without a ``response``, a last message of the assistant is the
 answer.
 
-Rows of AIPerf are read too. They have ``text_input`` or ``text`` in place of ``messages``, or beside them
-``output_length`` (tokens of the answer) or ``delay`` (milliseconds since the answer of the session's previous
-request); their ``timestamp`` is in milliseconds.
+Rows of AIPerf are read too. They have ``text_input``, ``text`` or ``texts`` (parts of one) in place of
+``messages``, or beside them ``output_length`` (tokens of the answer) or ``delay`` (milliseconds since the
+answer of the session's previous request); their ``timestamp`` is in milliseconds.
 
 Messages become text in ChatML: ``<|im_start|>role``, a line break, the content, ``<|im_end|>``, a line break.
 Tools come first, as JSON; tool calls and parts of a content that are not text come after the text, as JSON.
@@ -70,6 +70,10 @@ class _Response(_Completion):
     body: _Completion | None = None
 
 
+class _Text(msgspec.Struct):
+    contents: list[str]
+
+
 class _Line(msgspec.Struct):
     messages: list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -82,6 +86,7 @@ class _Line(msgspec.Struct):
     priority: _Priority | None = None
     text_input: str | None = None
     text: str | None = None
+    texts: list[str | _Text] | None = None
     output_length: Tokens | None = None
     delay: Milliseconds | None = None
     message_mode: Literal["history"] | None = None
@@ -89,7 +94,15 @@ class _Line(msgspec.Struct):
     @property
     def milliseconds(self) -> bool:
         """Whether it is a row of AIPerf, whose times are milliseconds."""
-        return any(x is not None for x in (self.text_input, self.text, self.output_length, self.delay))
+        return any(x is not None for x in (self.prompt, self.output_length, self.delay))
+
+    @property
+    def prompt(self) -> str | list[dict[str, Any]] | None:
+        """The prompt of a row of AIPerf: one text, or the parts of one."""
+        if self.texts is None:
+            return self.text_input if self.text_input is not None else self.text
+        texts = [each if isinstance(each, str) else "".join(each.contents) for each in self.texts]
+        return [{"type": "text", "text": text} for text in texts]
 
 
 _TIME = "seconds, 0 or more, or a date and time as 2026-01-31T12:00:00Z"
@@ -111,6 +124,8 @@ _ROWS = Rows(
         "timestamp": _TIME,
         "text_input": "the prompt, text",
         "text": "the prompt, text",
+        "texts": "a list of texts, or of objects with contents",
+        "contents": "a list of texts",
         "output_length": "generated tokens, a whole number, 0 or more",
         "delay": "milliseconds since the answer before, from 0 to 1e15",
         "message_mode": "'history', with whole prompts in every line",
@@ -140,9 +155,8 @@ def read_messages(source: Source, *, block_size: int | None = None, tokenizer: s
     for number, row in _ROWS.read(source):
         asked = row if row.body is None else row.body
         messages, tools = asked.messages, asked.tools
-        text = row.text_input if row.text_input is not None else row.text
-        if messages is None and text is not None:
-            messages = [Message("user", text)]
+        if messages is None and row.prompt is not None:
+            messages = [Message("user", row.prompt)]
         if messages is None:
             fail(source.label, number, "messages", None, "a list of messages, here or in body")
         seconds = _seconds(source.label, number, row)

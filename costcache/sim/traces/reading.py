@@ -146,7 +146,8 @@ FORMATS = (
     Format(
         "messages",
         lambda row: (
-            bool({"messages", "body", "text_input"} & row.keys()) or ("text" in row and "input" not in row)
+            bool({"messages", "body", "text_input", "texts"} & row.keys())
+            or ("text" in row and "input" not in row)
         ),
         clock=None,
         text=True,
