@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import logging
 import os
+import runpy
 from pathlib import Path
 
 import pytest
 from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 from costcache.model import ModelSpec
 from costcache.plugins import get_plugins
@@ -190,3 +193,17 @@ def test_a_request_whose_blocks_were_found_unseen_is_followed_all_the_same() -> 
     server.check()
     assert server.pool.costcache.runs is not None
     assert sorted(run.uses for run in server.pool.costcache.runs.pool.live.values()) == [1, 2]
+
+
+def test_vllms_own_tests_run_with_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin for pytest that gives every manager of theirs one, see its own docstring."""
+    tool = Path(__file__).resolve().parents[2] / "tools" / "vllm_own_tests.py"
+    own = runpy.run_path(str(tool), {"__name__": "vllm_own_tests"})
+    configure = own["pytest_configure"]
+    monkeypatch.setitem(configure.__globals__, "POLICY", "hazard")
+    monkeypatch.setattr(KVCacheManager, "__init__", KVCacheManager.__init__)
+    handlers = logging.getLogger("costcache").handlers
+    monkeypatch.setattr(logging.getLogger("costcache"), "handlers", list(handlers))
+    configure()
+    assert manager(20).block_pool.costcache.runs.pool.policy == "hazard"
+    assert configure.__globals__["_counts"] == {"with a policy": 1, "without": 0}
