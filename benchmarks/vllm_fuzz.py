@@ -1,20 +1,27 @@
 """100,000 random requests on vLLM's real KV cache manager, beside vLLM's own order block by block.
 
     python benchmarks/vllm_fuzz.py [--requests 100000] [--policies lru] [--blocks 200] [--part 1000]
-        [--seed 0]
+        [--seed 0] [--traces conversation synthetic]
 
 Two managers get the same requests, one of them with vLLM's own order and one with our ``lru``: chunked
 prompts, answers, copies of prefixes, preemption, aborts, deferred frees and resets. Every block that one
 hands out is compared with the other's. For other policies there is nothing to compare: one manager has blocks
 that lose their contents, connectors that hold some, and more resets, too, and it is checked that none is lost
-and that each record is what vLLM has. In half of the pools the first eight bytes of all hashes are the same,
-by which costcache tells evicted prefixes apart. Needs vLLM's classes, no accelerator. One process; 100,000
-requests of one policy take four minutes.
+and that each record is what vLLM has. In half of the pools the first
+eight bytes of all hashes are the same, by which costcache tells evicted prefixes apart.
+
+With ``--traces``, recorded requests of Mooncake's are served instead, one at a time, in blocks of 512 tokens:
+5 % of those that the trace has.
+
+Needs vLLM's classes, no accelerator. One process; 100,000 requests of one policy take four minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import hashlib
+import json
 import logging
 import sys
 import time
@@ -22,7 +29,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from _report import load, table
+from _report import load, recorded_traces, table
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 warnings.simplefilter("ignore")
@@ -35,6 +42,8 @@ from tests.vllm.serving import Server, colliding, manager  # noqa: E402  # as ab
 
 CHECK = 100
 """Operations between two checks of everything."""
+PAGE = 512
+"""Tokens of a hash of the recorded traces."""
 
 
 def run(policy: str, blocks: int, seed: int, requests: int) -> Counter[str]:
@@ -68,6 +77,47 @@ def run(policy: str, blocks: int, seed: int, requests: int) -> Counter[str]:
     )
 
 
+def replay(trace: str) -> Counter[str]:
+    """Serve all requests of a recorded trace in both managers; returns what was counted."""
+    with gzip.open(recorded_traces() / f"mooncake_{trace}.jsonl.gz", "rt") as lines:
+        prompts = [
+            (record := json.loads(line))["hash_ids"][: record["input_length"] // PAGE] for line in lines
+        ]
+    blocks = len({page for pages in prompts for page in pages}) // 20
+    servers, handed_out = [Server(manager(blocks, size=PAGE), policy) for policy in (None, "lru")], 0
+    for number, prompt in enumerate(prompts):
+        pages = prompt[: blocks - 1]
+        given = []
+        for server in servers:
+            request = server.request(str(number), [0] * (len(pages) * PAGE + 1))
+            request.block_hashes = chained(pages)
+            given.append(server.start(request))
+            server.finish(request)
+        if given[0] != given[1]:
+            raise AssertionError(f"request {number} of {trace}: {given}")
+        handed_out += len(given[0])
+        if number % CHECK == 0:
+            compare(servers)
+    compare(servers)
+    counters = servers[1].pool.costcache.runs.pool.counters
+    return Counter(
+        requests=len(prompts),
+        blocks=blocks,
+        blocks_handed_out=handed_out,
+        blocks_evicted=counters.evicted // PAGE,
+        tokens_found=servers[1].hits,
+    )
+
+
+def chained(pages: list[int]) -> list[bytes]:
+    """Hashes of a prompt's blocks, each of all that comes before."""
+    chain, last = [], b""
+    for page in pages:
+        last = hashlib.sha256(last + page.to_bytes(8, "little")).digest()
+        chain.append(last)
+    return chain
+
+
 def compare(servers: list[Server]) -> None:
     """Check our server, and compare its free list with that of vLLM's."""
     servers[-1].check()
@@ -84,9 +134,20 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=200, help="blocks of 16 tokens in the pool")
     parser.add_argument("--part", type=int, default=1000, help="requests from an empty pool to the next one")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--traces", nargs="+", default=[], metavar="NAME", help="of Mooncake's")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
+    if options.traces:
+        counted = {trace: replay(trace) for trace in options.traces}
+        print(f"# Recorded traces\n\n    {command}\n")
+        headings = [name.replace("_", " ") for name in next(iter(counted.values()))]
+        table(
+            ["trace", *headings],
+            [[trace, *(f"{count:,}" for count in total.values())] for trace, total in counted.items()],
+        )
+        print(f"Each block was vLLM's, and so was the order of all free blocks every {CHECK} requests.")
+        return
     rows, began = [], time.perf_counter()
     for policy in options.policies:
         total: Counter[str] = Counter()

@@ -39,7 +39,7 @@ def pytest_configure() -> None:
     from costcache.deployment import Deployment
     from costcache.model import ModelSpec
     from costcache.settings import Settings
-    from costcache.vllm.blocks import attach
+    from costcache.vllm.mixed import attach
     from costcache.vllm.registration import why_not
 
     original = KVCacheManager.__init__

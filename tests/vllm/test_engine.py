@@ -111,7 +111,7 @@ def test_a_wrong_setting_stops_the_engine_and_names_it(tmp_path: Path) -> None:
 
 def test_both_ranks_of_data_parallelism_have_the_policy(tmp_path: Path) -> None:
     """Two engine cores behind vLLM's coordinator; their counts come with the label ``engine``."""
-    served, log = run_engine(tmp_path, {"policy": "hazard"}, script=replicas.__file__, rounds=20)
+    served, log = run_engine(tmp_path, {"policy": "hazard"}, script=replicas.__file__, rounds=14)
     assert served.get("reset"), log  # no block is in use at the end
     assert log.count("policy 'hazard', pool 'kv' of 100 blocks of 32 tokens") == 2
     assert "LRU takes over" not in log
@@ -123,7 +123,7 @@ def test_both_ranks_of_data_parallelism_have_the_policy(tmp_path: Path) -> None:
         if "engine" in sample.labels
     }
     for engine in ("0", "1"):
-        assert found["costcache:evictions_total", engine] > 10
+        assert found["costcache:evictions_total", engine] > 5
         assert found["costcache:fallbacks_total", engine] == 0
         assert found["costcache:lru_in_force", engine] == 0
         assert found["costcache:policy_info", engine] == 1

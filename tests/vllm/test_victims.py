@@ -5,16 +5,20 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import logging
 import os
+import runpy
 from pathlib import Path
 
 import pytest
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 from costcache.model import ModelSpec
 from costcache.plugins import get_plugins
 from costcache.policies import BUILTIN
 from tests.vllm.fuzz import Fuzz
-from tests.vllm.serving import Server, bind, manager
+from tests.vllm.serving import Server, bind, colliding, manager
 
 TRACES = Path(os.environ.get("COSTCACHE_TRACES", "/nowhere"))
 SERVED = [name for name in BUILTIN if get_plugins().refusal(name, ModelSpec.preset("llama-3-8b")) is None]
@@ -23,8 +27,9 @@ SERVED = [name for name in BUILTIN if get_plugins().refusal(name, ModelSpec.pres
 @pytest.mark.parametrize("defer", [False, True], ids=["at once", "deferred"])
 @pytest.mark.parametrize("seed", range(8))
 def test_lru_evicts_what_vllm_would(seed: int, defer: bool) -> None:
-    """Chunked prompts, answers, copies of prefixes, preemption, aborts, resets."""
-    servers = Server(manager(200), defer=defer), Server(manager(200), "lru", defer=defer)
+    """Chunked prompts, answers, copies of prefixes, preemption, aborts, resets, and hashes that collide."""
+    hashing = colliding if seed % 2 else sha256
+    servers = [Server(manager(200), policy, defer=defer, hashing=hashing) for policy in (None, "lru")]
     fuzz = Fuzz(*servers, seed=seed)
     for step in range(1500):
         fuzz.step()
@@ -128,8 +133,8 @@ def test_blocks_that_are_evicted_beyond_the_need_are_next() -> None:
 @pytest.mark.parametrize("policy", ["lru", "hazard", "s3fifo"])
 @pytest.mark.parametrize("seed", range(2))
 def test_random_operations_lose_no_block(policy: str, seed: int) -> None:
-    """With blocks that lose their contents, connectors that hold blocks, and resets; more with FUZZ_STEPS."""
-    server = Server(manager(150), policy, defer=seed % 2 == 1)
+    """Blocks lose their contents, connectors hold some, hashes collide, resets; more with FUZZ_STEPS."""
+    server = Server(manager(150), policy, defer=seed % 2 == 1, hashing=colliding if seed else sha256)
     fuzz = Fuzz(server, seed=seed, evictions=True)
     for step in range(int(os.environ.get("FUZZ_STEPS", "1500"))):
         fuzz.step()
@@ -188,3 +193,17 @@ def test_a_request_whose_blocks_were_found_unseen_is_followed_all_the_same() -> 
     server.check()
     assert server.pool.costcache.runs is not None
     assert sorted(run.uses for run in server.pool.costcache.runs.pool.live.values()) == [1, 2]
+
+
+def test_vllms_own_tests_run_with_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin for pytest that gives every manager of theirs one, see its own docstring."""
+    tool = Path(__file__).resolve().parents[2] / "tools" / "vllm_own_tests.py"
+    own = runpy.run_path(str(tool), {"__name__": "vllm_own_tests"})
+    configure = own["pytest_configure"]
+    monkeypatch.setitem(configure.__globals__, "POLICY", "hazard")
+    monkeypatch.setattr(KVCacheManager, "__init__", KVCacheManager.__init__)
+    handlers = logging.getLogger("costcache").handlers
+    monkeypatch.setattr(logging.getLogger("costcache"), "handlers", list(handlers))
+    configure()
+    assert manager(20).block_pool.costcache.runs.pool.policy == "hazard"
+    assert configure.__globals__["_counts"] == {"with a policy": 1, "without": 0}
