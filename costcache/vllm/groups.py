@@ -139,7 +139,7 @@ class Groups:
         return iter(sorted(at for at in found if start < at <= stop and at % step == 0))
 
     def own(self, before: int, boundary: int) -> int:
-        """Blocks, beside those of full attention, of an end that one at the boundary ``before`` does not have."""
+        """Blocks, beside those of full attention, of an end that one at ``before`` does not have."""
         own = 0
         for group in self.ends:
             start, stop = group.span(boundary)

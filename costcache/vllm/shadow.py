@@ -1,7 +1,7 @@
 """Shadow of LRU in several KV cache groups: what our ``lru`` would find with the same blocks.
 
-A request resumes from an end, so what LRU finds is the longest of the ends on the request's path that it still
-has. The shadow keeps the ends that ``lru`` would keep, with the blocks that each of them needs, and gives them
+A request resumes from an end, so what LRU finds is the longest of the ends on the request's path that it
+still has. The shadow keeps the ends that ``lru`` would keep, with the blocks that each needs, and gives them
 up as ``lru`` does: blocks after the last end of a path first, then the end that is least recent, alone if
 others follow it and else with the blocks back to the one before it.
 
@@ -13,8 +13,8 @@ Exact where requests come one at a time. It says what is taken for granted elsew
 
 - LRU's room is that of the cache: what tree and ends need after an eviction. So a running request needs the
   same in both; in truth it needs more in the one that found less, until its end.
-- Ends are as recent as their request's end, one after the other; with several requests at a time, a window that
-  a running request has left may be older.
+- Ends are as recent as their request's end, one after the other; with several requests at a time, a window
+  that a running request has left may be older.
 - LRU keeps the ends that the cache keeps after what LRU found, and one where prompts part by what LRU has. A
   state that only the other one's chunks would have left, on the way, is not made.
 - Where two ends share window blocks of a third that is gone, each counts them.
@@ -259,7 +259,7 @@ class ShadowEnds:
         self._settle(end)
 
     def _count_below(self, stretch: _Stretch) -> None:
-        """Ends after a stretch share no blocks any more with the end that it had, or share some from now on."""
+        """Ends after a stretch share no blocks any more with its end, or share some from now on."""
         for each in stretch.after:
             if each.is_end:
                 self._count(each)

@@ -160,7 +160,7 @@ def test_blocks_print_the_output_that_the_page_shows(
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_every_block_has_a_known_language_and_marks(page: Page) -> None:
     for block in page.blocks():
-        assert block.language in (*RUN, "json", "text", "toml"), f"{page.name}:{block.line}"
+        assert block.language in (*RUN, "dockerfile", "json", "text", "toml"), f"{page.name}:{block.line}"
         for mark in block.marks:
             known = mark in ("torch", "traces", "samples", "output", "shown", "said") or mark.startswith(
                 "file="

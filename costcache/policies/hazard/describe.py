@@ -43,7 +43,7 @@ def against_lru(learner: Learner) -> Verdict:
 
 
 def verdict_of(judge: Judge, gained: int, lost: int) -> Verdict:
-    """What a judge says, with the tokens found that LRU would not have found, and those found by LRU alone."""
+    """What a judge says, with the tokens that LRU would not have found, and those found by LRU alone."""
     return Verdict(
         gained=gained,
         lost=lost,
