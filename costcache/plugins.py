@@ -14,25 +14,35 @@ import inspect
 import logging
 import operator
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 from pydantic import BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from costcache import generic, hookspecs, policies, storage
-from costcache._version import __version__
 from costcache.cost import CostModel, TokenCost
 from costcache.errors import CostcacheError, PluginError, one_line
 from costcache.formats import TraceFormat
+from costcache.offers import (
+    HOOKS,
+    RESERVED,
+    check_backends,
+    check_hooks,
+    check_methods,
+    check_point,
+    check_policies,
+    is_settings,
+    words_of,
+    wrong_format,
+    wrong_name,
+)
 from costcache.orders import KeyedOrder, VictimOrder
 from costcache.policies import PolicySpec
-from costcache.policies.spec import Sight
 from costcache.policies.states import StateOrder
 from costcache.records import PoolState
 from costcache.settings import DEFAULT_POLICY, PoolSettings, Settings, read_settings
@@ -42,24 +52,17 @@ if TYPE_CHECKING:
     from costcache.deployment import Deployment
     from costcache.model import ModelSpec
 
-__all__ = ["Architecture", "PluginFailure", "PluginManager", "get_plugins", "serves"]
+__all__ = [
+    "HOOKS",
+    "RESERVED",
+    "Architecture",
+    "PluginFailure",
+    "PluginManager",
+    "get_plugins",
+    "serves",
+]
 
 logger = logging.getLogger("costcache")
-
-RESERVED = frozenset({"", "optimum", "infinite"})
-"""Names that cannot be a policy's: on the command line they mean bounds, or nothing."""
-_OURS = re.compile(r"costcache\s*(?![\w.-])")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_EVENTS = (
-    *(name for name, value in vars(VictimOrder).items() if not name.startswith("_") and callable(value)),
-    "key",
-    "score",
-)
-
-HOOKS = tuple(
-    name for name in hookspecs.__all__ if hasattr(getattr(hookspecs, name), f"{hookspecs.PROJECT}_spec")
-)
-"""Names of all hooks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ class Architecture:
             raise
         except BaseException as error:
             raise PluginError(f"plugin {self.name!r}: settings_model raised {error!r}") from error
-        if not (model is None or _is_settings(model)):
+        if not (model is None or is_settings(model)):
             raise PluginError(
                 f"plugin {self.name!r}: settings_model returned {model!r}, not a pydantic model"
             )
@@ -198,7 +201,7 @@ class PluginManager:
     def load(self, point: EntryPoint) -> None:
         """Load one entry point, or report why it is skipped."""
         try:
-            _check_point(point)
+            check_point(point)
             self.register(point.load(), point.name, point.value)
         except PluginError as error:
             self._failed(point.name, point.value, str(error))
@@ -225,7 +228,7 @@ class PluginManager:
         other = self.pm.get_name(plugin)
         if other is not None:
             raise PluginError(f"it is loaded already, as plugin {other!r}: keep one of the two entry points")
-        self._check(plugin)
+        check_hooks(plugin, self.pm.parse_hookimpl_opts)
         try:
             self.pm.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
@@ -248,63 +251,13 @@ class PluginManager:
             else:
                 self._storage[backend] = (name, spec)
 
-    def _check(self, plugin: object) -> None:
-        hooks = []
-        for attribute in dir(plugin):
-            marker = self.pm.parse_hookimpl_opts(plugin, attribute)
-            if marker is None:
-                continue
-            hook = marker.get("specname") or attribute
-            if hook not in HOOKS:
-                close = difflib.get_close_matches(hook, HOOKS, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"the hooks are {', '.join(HOOKS)}"
-                raise PluginError(f"there is no hook {hook!r}: {hint}")
-            if marker.get("wrapper") or marker.get("hookwrapper"):
-                raise PluginError(f"hook {hook!r} is a wrapper: hooks of costcache cannot be wrapped")
-            self._check_arguments(hook, getattr(plugin, attribute))
-            hooks.append(hook)
-        if not hooks:
-            raise PluginError("no function in it is marked @costcache.hookimpl")
-        useless = [hook for hook in hooks if hook in generic.DEFAULTS]
-        if useless and "match_model" not in hooks:
-            raise PluginError(
-                f"it has {useless[0]!r} and no 'match_model', so it would never be asked: claim the models "
-                "that it is for"
-            )
-
-    def _check_arguments(self, hook: str, function: Callable[..., Any]) -> None:
-        known = list(inspect.signature(getattr(hookspecs, hook)).parameters)
-        for argument in inspect.signature(function).parameters.values():
-            if argument.name not in known:
-                problem = f"has no argument {argument.name!r}; it has ({', '.join(known)})"
-            elif argument.default is not argument.empty:
-                problem = f"cannot give {argument.name!r} a default: it is always passed"
-            elif argument.kind is not argument.POSITIONAL_OR_KEYWORD:
-                problem = f"cannot take {argument.name!r} by keyword or position only"
-            else:
-                continue
-            raise PluginError(f"hook {hook!r} {problem}")
-
     def _offer(self, name: str) -> None:
         offer = self._bound(name, "policies", dict)()
-        if not isinstance(offer, dict):
-            raise TypeError(f"policies returned {offer!r}, not a dict of names to PolicySpec")
+        check_policies(offer)
         for policy, spec in offer.items():
-            if not isinstance(policy, str) or not isinstance(spec, PolicySpec):
-                raise TypeError(f"{policy!r}: {spec!r} is not a name and a PolicySpec")
-            _check_spec(policy, spec)
-        for policy, spec in offer.items():
-            if policy in RESERVED or not _NAME.fullmatch(policy):
-                self._failed(
-                    name,
-                    self._sources[name],
-                    f"policy {policy!r} cannot be asked for: "
-                    + (
-                        "the name means something else"
-                        if policy in RESERVED
-                        else "name it with letters, digits, '-' and '_'"
-                    ),
-                )
+            wrong = wrong_name(policy)
+            if wrong is not None:
+                self._failed(name, self._sources[name], f"policy {policy!r} cannot be asked for: {wrong}")
             elif policy == hookspecs.PROJECT or policy in self._policies:
                 owner = self._policies.get(policy, ("the framework", spec))[0]
                 self._failed(name, self._sources[name], f"policy {policy!r} is taken by {owner!r}")
@@ -313,17 +266,9 @@ class PluginManager:
 
     def _storage_offer(self, name: str) -> dict[str, StorageSpec]:
         offer: Any = self._bound(name, "storage_backend", dict)()
-        if not isinstance(offer, dict):
-            raise TypeError(f"storage_backend returned {offer!r}, not a dict of names to StorageSpec")
-        for backend, spec in offer.items():
-            if not isinstance(backend, str) or not _NAME.fullmatch(backend):
-                raise TypeError(f"{backend!r} is no name: use letters, digits, '-' and '_'")
-            if not isinstance(spec, StorageSpec):
-                raise TypeError(f"{backend!r}: {spec!r} is not a StorageSpec")
-            _check_summary(backend, spec.settings, spec.summary)
-            if not callable(spec.open):
-                raise TypeError(f"{backend!r}: open is {spec.open!r}, not a function")
-        return offer
+        check_backends(offer)
+        backends: dict[str, StorageSpec] = offer
+        return backends
 
     def skip(self, plugin: str, reason: str) -> None:
         """Report, once, that a part of a plugin is passed over."""
@@ -474,7 +419,7 @@ class PluginManager:
         for impl in self.pm.hook.trace_formats.get_hookimpls():
             plugin = impl.plugin_name
             for name, found in self._formats_of(plugin).items():
-                wrong = _wrong_format(name, found)
+                wrong = wrong_format(name, found)
                 if wrong is None and (name in taken or name in offered):
                     owner = offered[name][0] if name in offered else "costcache"
                     wrong = f"is taken by {owner!r}"
@@ -591,12 +536,12 @@ class PluginManager:
         if not isinstance(order, VictimOrder):
             raise PluginError(f"{where}: make_order returned {order!r}, not a VictimOrder")
         try:
-            _check_methods(type(order))
+            check_methods(type(order))
         except TypeError as error:
             raise PluginError(f"{where}: {error}") from error
         if not isinstance(order, kind):
             raise PluginError(
-                f"{where} declares that it sees {_words(spec.sees)}, but its make_order returned a "
+                f"{where} declares that it sees {words_of(spec.sees)}, but its make_order returned a "
                 f"{type(order).__name__}, which is not a {kind.__name__}"
             )
         return name, order
@@ -733,127 +678,6 @@ def _kind(spec: PolicySpec, pools: tuple[PoolState, ...]) -> type[VictimOrder]:
     if "states" in spec.sees and any(pool.unit != "tokens" for pool in pools):
         return StateOrder
     return KeyedOrder if spec.leaves_only else VictimOrder
-
-
-def _check_summary(name: str, settings: Any, summary: Any) -> None:
-    if not _is_settings(settings):
-        raise TypeError(f"{name!r}: settings is {settings!r}, not a pydantic model")
-    if not isinstance(summary, str) or len(summary.splitlines()) > 1:
-        raise TypeError(f"{name!r}: summary is {summary!r}, not one line of text")
-
-
-def _check_spec(policy: str, spec: PolicySpec) -> None:
-    _check_summary(policy, spec.settings, spec.summary)
-    for field in ("make_order", "supports"):
-        function: Any = getattr(spec, field)
-        if not callable(function):
-            raise TypeError(f"{policy!r}: {field} is {function!r}, not a function")
-    for order in _classes_in(spec.make_order):
-        _check_methods(order)
-    known = get_args(Sight)
-    sees: Any = spec.sees
-    if not isinstance(sees, frozenset) or not sees or not sees.issubset(known):
-        raise TypeError(f"{policy!r}: sees is {sees!r}, not a frozenset of one or more of {_words(known)}")
-    windows: Any = spec.windows
-    if windows is not None and not isinstance(windows, str):
-        raise TypeError(f"{policy!r}: windows is {windows!r}, not the name of a policy or None")
-    if not isinstance(spec.explains, bool):
-        raise TypeError(f"{policy!r}: explains is {spec.explains!r}, not True or False")
-
-
-def _wrong_format(name: Any, found: Any) -> str | None:
-    """What is wrong with an offer of a trace format, in words; None if nothing is."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        return "cannot be asked for: name it with letters, digits, '-' and '_'"
-    if not isinstance(found, TraceFormat):
-        return f"is {found!r}, not a TraceFormat"
-    for field in ("read", "claims"):
-        function: Any = getattr(found, field)
-        if not callable(function):
-            return f"has the {field} {function!r}, not a function"
-    summary: Any = found.summary
-    if not isinstance(summary, str) or len(summary.splitlines()) > 1:
-        return f"has the summary {summary!r}, not one line of text"
-    return None
-
-
-def _check_point(point: EntryPoint) -> None:
-    """Check what an entry point says before its module is imported.
-
-    Raises:
-        PluginError: It names no module, or its distribution was made for another version of costcache.
-    """
-    if not point.name.strip() or not EntryPoint.pattern.match(point.value):
-        raise PluginError(
-            f"its entry point is {f'{point.name} = {point.value}'!r}: write NAME = MODULE or "
-            "NAME = MODULE:ATTRIBUTE"
-        )
-    dist = point.dist
-    for line in (dist.requires if dist is not None else None) or ():
-        if not _OURS.match(line):
-            continue
-        from packaging.requirements import InvalidRequirement, Requirement
-
-        try:
-            needs = Requirement(line)
-        except InvalidRequirement:
-            continue
-        applies = needs.marker is None or needs.marker.evaluate({"extra": ""})
-        if applies and not needs.specifier.contains(__version__, prereleases=True):
-            raise PluginError(
-                f"it was made for costcache{needs.specifier}, and this is {__version__}: install a version "
-                "of the plugin that names this one"
-            )
-
-
-def _classes_in(make_order: Callable[..., Any]) -> list[type[VictimOrder]]:
-    """Classes of orders that a function refers to: those that it is likely to make."""
-    if isinstance(make_order, type):
-        return [make_order] if issubclass(make_order, VictimOrder) else []
-    function = inspect.unwrap(make_order)
-    if not inspect.isfunction(function):
-        return []
-    seen = inspect.getclosurevars(function)
-    values = [*seen.nonlocals.values(), *seen.globals.values()]
-    return [value for value in values if isinstance(value, type) and issubclass(value, VictimOrder)]
-
-
-def _check_methods(order: type[VictimOrder]) -> None:
-    """Check that no method of an order is a misspelt event, which nobody would ever call.
-
-    Raises:
-        TypeError: A public method is named almost like an event, and no method of the class refers to it.
-    """
-    own: dict[str, Any] = {}
-    for base in reversed(order.__mro__):
-        if issubclass(base, VictimOrder) and base.__module__.partition(".")[0] != hookspecs.PROJECT:
-            own |= vars(base)
-    codes = [code for value in own.values() if (code := getattr(value, "__code__", None)) is not None]
-    named = {name for code in codes for name in code.co_names}
-    for name, value in own.items():
-        if (
-            name.startswith("_")
-            or not inspect.isfunction(value)
-            or hasattr(VictimOrder, name)
-            or name in named
-        ):
-            continue
-        if hasattr(KeyedOrder, name) or hasattr(StateOrder, name):
-            continue
-        close = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.75)
-        if close:
-            raise TypeError(
-                f"{order.__name__} has a method {name!r}, which is no event and would never be called: did "
-                f"you mean {close[0]!r}? Give a helper a name that begins with an underscore"
-            )
-
-
-def _words(sees: Iterable[str]) -> str:
-    return ", ".join(map(repr, sorted(sees)))
-
-
-def _is_settings(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseModel)
 
 
 def _schema(settings: type[BaseModel]) -> dict[str, Any]:
