@@ -144,7 +144,7 @@ compiled: $(COMPILED)/.built
 
 # What compiling cannot change is not tested again: the command line, readers of files, models and their costs.
 NOT_COMPILED := cli cli_* cost cost_* gpu_benchmark model model_* planning plugins_doctor plugins_loading plugins_matching \
-	prior recordings report samples settings sizes storage sweep sweep_ray trace trace_* watch_server workloads
+	recordings report samples settings sizes storage sweep sweep_ray trace trace_* watch_server workloads
 NOT_COMPILED_SGLANG := model_pools names pages registration
 COMPILED_ENV := HYPOTHESIS_PROFILE=ci PYTHONPATH=$(CURDIR)/$(COMPILED) COSTCACHE_TESTED=compiled
 

@@ -7,7 +7,9 @@ over pools in pages of 64, with copies between the tiers in plain torch. Before 
 as a leaf is served, which evicts as it needs. Then so many tokens are freed. Each eviction frees a leaf whole
 in SGLang, and the tokens asked for in ours. The caches of a row exist at once and take turns.
 
-``--cpu`` counts processor time, which leaves interruptions by other work out.
+``--cpu`` counts processor time, which leaves interruptions by other work out. It does not leave out that
+other work empties the processor's caches, which slows ours and stock's by different amounts: so the ratios
+are also given of the lower quartiles, of evictions that were disturbed less.
 """
 
 from __future__ import annotations
@@ -99,17 +101,23 @@ def main() -> None:
     options = parser.parse_args()
     prepare()
     before, loop = load(), calibrate()
-    rows, over = [], []
+    rows: list[list[str]] = []
+    over: list[str] = []
+    over_quiet: list[str] = []
     for write in WRITES:
         for cell in CELLS:
             times = measure(write, cell, options.turns, thread_time_ns if options.cpu else perf_counter_ns)
             medians = {name: statistics.median(found) for name, found in times.items()}
             ratios = {name: medians[name] / medians["stock"] for name in CACHES[1:]}
-            over += [f"{write}, {cell.leaves} leaves, {name}" for name, r in ratios.items() if r > LIMIT]
+            quarter = {name: statistics.quantiles(found, n=4)[0] for name, found in times.items()}
+            quiet = {name: quarter[name] / quarter["stock"] for name in CACHES[1:]}
+            for found, each in ((over, ratios), (over_quiet, quiet)):
+                found += [f"{write}, {cell.leaves} leaves, {name}" for name, r in each.items() if r > LIMIT]
             rows.append(
                 [write, f"{cell.leaves:,} of {cell.leaf:,}", f"{cell.needed:,}"]
                 + [f"{medians[name]:,.0f}" for name in CACHES]
                 + [f"{ratios[name]:.2f}" for name in CACHES[1:]]
+                + [f"{quiet[name]:.2f}" for name in CACHES[1:]]
             )
     doc = (__doc__ or "").strip().split("\n")
     arguments = " ".join(["python benchmarks/sglang_hicache.py", *sys.argv[1:]])
@@ -120,8 +128,10 @@ def main() -> None:
         f"loop {loop:.1f} µs. Medians of {options.turns} evictions, µs"
         f"{' of processor time' if options.cpu else ''}; the ratio is that of the medians.\n"
     )
-    table(["write policy", "leaves", "freed", *CACHES, "lru / stock", "hazard / stock"], rows, texts=2)
-    print(f"Over {LIMIT}: {'; '.join(over) or 'none'}.")
+    ratios_of = ["lru / stock", "hazard / stock", "lru, lower quartile", "hazard, lower quartile"]
+    table(["write policy", "leaves", "freed", *CACHES, *ratios_of], rows, texts=2)
+    print(f"Over {LIMIT} by medians: {'; '.join(over) or 'none'}.")
+    print(f"Over {LIMIT} by lower quartiles: {'; '.join(over_quiet) or 'none'}.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Prints the measurements of ``replay.py``, beside the simulator's prediction for the same requests and pool.
 
     python benchmarks/gpu/report.py FILE.jsonl ... [--traces FOLDER] > benchmarks/results/gpu.md
+    python benchmarks/gpu/report.py FILE.jsonl [--decode-seconds S] > benchmarks/results/gpu_host_tier.md
 
 The simulator's serving mode gets the tokens that were sent, the times at which they were due, the pool, and
 one measured figure: the time per generated token. Its prefill times were measured on one H100, so there is no
@@ -29,8 +30,8 @@ from costcache.deployment import Deployment
 from costcache.model import ModelSpec
 from costcache.settings import Settings
 from costcache.sim.engine import Simulator
-from costcache.sim.results import Run as Replay
-from costcache.sim.serving import ServingSettings
+from costcache.sim.settings import ServingSettings, TiersBelow
+from costcache.sim.tiered import make_tiered_run
 from costcache.sim.workloads import WORKLOADS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -43,6 +44,7 @@ BLOCKS = 20
 EDGES = (0, 128, 512, 1024, 2048, 4096, 1 << 30)
 """Buckets of times to first token, by a request's new tokens."""
 
+TIMES = ("mean TTFT, ms", "predicted")
 SETTINGS = {
     "lru": Settings(policy="lru", trim="off"),  # SGLang's own cache frees whole leaves
     "costcache:lru": Settings(policy="lru"),
@@ -98,6 +100,16 @@ class Run:
         return 100.0 * float(self.column("cached").sum() / self.column("prompt").sum())
 
     @property
+    def host(self) -> float:
+        """Share of prompt tokens that was loaded back from the host tier, in %."""
+        return 100.0 * float(self.column("host").sum() / self.column("prompt").sum())
+
+    @property
+    def device(self) -> float:
+        """Share of prompt tokens found on the device, in %."""
+        return self.cached - self.host
+
+    @property
     def seconds_per_token(self) -> float:
         """Seconds per generated token after the first, median over requests."""
         outputs = self.column("output")
@@ -121,8 +133,28 @@ def same(line: dict[str, Any]) -> str:
     return json.dumps({key: line[key] for key in keys}, sort_keys=True)
 
 
-def predict(runs: Sequence[Run], traces: Path) -> dict[str, Replay]:
-    """Simulate each policy; without other builds, and empty for hybrid models and several GPUs."""
+@dataclass(frozen=True)
+class Predicted:
+    """What the simulator says of a policy: shares of the prompt tokens in %, and mean TTFT in seconds."""
+
+    device: float
+    host: float
+    ttft: float
+
+
+def has_host(line: dict[str, Any]) -> bool:
+    """Whether the Engines had SGLang's host tier."""
+    return bool(line["engine"].get("enable_hierarchical_cache"))
+
+
+def predict(runs: Sequence[Run], traces: Path, decode: float | None) -> dict[str, Predicted]:
+    """Simulate each policy; without other builds, and empty for hybrid models and several GPUs.
+
+    Args:
+        runs: Runs of one comparison.
+        traces: Folder of recorded traces.
+        decode: Seconds per generated token; None for the measured ones.
+    """
     line = runs[0].line
     if runs[0].ranks > 1:
         return {}
@@ -136,19 +168,31 @@ def predict(runs: Sequence[Run], traces: Path) -> dict[str, Replay]:
     if settings["source"] not in WORKLOADS:
         settings["source"] = str(traces / settings["source"])
     trace = build(Workload(**settings))
-    simulator = Simulator(trace, model, Deployment(page_size=1))
+    engine, pool = line["engine"], line["pool"]
+    simulator = Simulator(trace, model, Deployment(page_size=engine.get("page_size", 1)))
     clients = line["clients"]
     serving = ServingSettings(
-        concurrency=clients or line["engine"]["max_running_requests"],
-        decode_seconds=statistics.median(run.seconds_per_token for run in runs),
+        concurrency=clients or engine["max_running_requests"],
+        decode_seconds=statistics.median(run.seconds_per_token for run in runs) if decode is None else decode,
         load="clients" if clients else "open",
         spread_bursts=False,
     )
-    return {
-        policy: simulator.run(settings_of(run), line["pool"], serving=serving)
-        for policy, run in {run.policy: run for run in runs}.items()
-        if run.name in SETTINGS and not run.folder
-    }
+    found = {}
+    for policy, run in {run.policy: run for run in runs}.items():
+        if run.name not in SETTINGS or run.folder:
+            continue
+        chosen = settings_of(run)
+        if has_host(line):
+            host = int(engine["hicache_ratio"] * pool * simulator.token_bytes)
+            below = TiersBelow(host=host, write=engine["hicache_write_policy"])
+            outcome = simulator.tiered(chosen, pool, below, serving=serving)
+            tiered = make_tiered_run(outcome, simulator, chosen, "", pool, below)
+            rates = tiered.device_hit_rate, tiered.tier_hit_rate
+            found[policy] = Predicted(100 * rates[0], 100 * rates[1], tiered.ttft_mean)
+        else:
+            replay = simulator.run(chosen, pool, serving=serving)
+            found[policy] = Predicted(100 * replay.token_hit_rate, 0.0, replay.ttft_mean)
+    return found
 
 
 def settings_of(run: Run) -> Settings:
@@ -156,8 +200,8 @@ def settings_of(run: Run) -> Settings:
     return Settings(**{**SETTINGS[run.name].model_dump(exclude_unset=True), **run.settings})
 
 
-def show(runs: Sequence[Run], traces: Path) -> None:
-    """Print one comparison."""
+def show(runs: Sequence[Run], traces: Path, decode: float | None) -> None:
+    """Print one comparison; for the arguments see :func:`predict`."""
     line = runs[0].line
     workload = line["workload"]
     name = Workload(**workload).name
@@ -173,13 +217,21 @@ def show(runs: Sequence[Run], traces: Path) -> None:
         f"{line['pool']:,} tokens, {100 * line['pool'] / line['distinct']:.1f} % of the "
         f"{line['distinct']:,} distinct prompt tokens.\n"
     )
+    if has_host(line):
+        engine = line["engine"]
+        print(
+            f"Host memory has {engine['hicache_ratio']:g} times the pool's tokens, and is written by "
+            f"`{engine['hicache_write_policy']}`; pages of {engine['page_size']}.\n"
+        )
     print("Runs in chronological order; times to first token in ms.\n")
+    tiers = ["device, %", "host, %"] if has_host(line) else []
     table(
-        ["policy", "cached, %", "recomputed tokens", "mean", "p50", "p90", "p99", "requests/s"],
+        ["policy", "cached, %", *tiers, "recomputed tokens", "mean", "p50", "p90", "p99", "requests/s"],
         [
             [
                 run.label,
                 f"{run.cached:.2f}",
+                *([f"{run.device:.2f}", f"{run.host:.2f}"] if tiers else []),
                 f"{run.new.sum():,.0f}",
                 f"{1e3 * run.column('ttft').mean():.1f}",
                 *(f"{1e3 * np.percentile(run.column('ttft'), at):.1f}" for at in (50, 90, 99)),
@@ -190,12 +242,16 @@ def show(runs: Sequence[Run], traces: Path) -> None:
     )
     print("".join(differences(runs)) + "Times to first token by new tokens, median in ms (requests).\n")
     table(["policy", *map(bucket, pairwise(EDGES))], [[run.label, *by_new(run)] for run in runs])
-    predictions = predict(runs, traces)
+    predictions = predict(runs, traces, decode)
     if predictions:
-        print("Predictions of the simulator.\n")
+        token = statistics.median(run.seconds_per_token for run in runs)
+        assumed = "measured" if decode is None else f"taken as {1e3 * decode:g} ms, and measured"
+        print(f"Predictions of the simulator. A generated token is {assumed} as {1e3 * token:.1f} ms.\n")
+        tiers = ["device, %", "host, %"] if has_host(line) else []
+        figures = ["cached, %", *tiers]
         table(
-            ["policy", "cached, %", "predicted", "off by", "mean TTFT, ms", "predicted"],
-            [compared(policy, runs, replay) for policy, replay in predictions.items()],
+            ["policy", *(head for each in figures for head in (each, "predicted", "off by")), *TIMES],
+            [compared(policy, runs, said) for policy, said in predictions.items()],
         )
     print(f"Evictions{' of one rank' if gpus else ''}.\n")
     table(
@@ -257,19 +313,20 @@ def by_new(run: Run) -> Iterable[str]:
         yield f"{1e3 * np.median(times):.1f} ({times.size})" if times.size else ""
 
 
-def compared(policy: str, runs: Sequence[Run], replay: Replay) -> list[str]:
+def compared(policy: str, runs: Sequence[Run], said: Predicted) -> list[str]:
     """Row of measured and predicted figures, means over a policy's runs."""
     own = [run for run in runs if run.policy == policy]
-    found = statistics.mean(run.cached for run in own)
-    predicted = 100 * replay.token_hit_rate
+    pairs = [(statistics.mean(run.cached for run in own), said.device + said.host)]
+    if has_host(own[0].line):
+        pairs.append((statistics.mean(run.device for run in own), said.device))
+        pairs.append((statistics.mean(run.host for run in own), said.host))
+    shares = [(f"{found:.2f}", f"{share:.2f}", f"{share - found:+.2f}") for found, share in pairs]
     times = statistics.mean(1e3 * float(run.column("ttft").mean()) for run in own)
     return [
         policy,
-        f"{found:.2f}",
-        f"{predicted:.2f}",
-        f"{predicted - found:+.2f}",
+        *(text for each in shares for text in each),
         f"{times:.1f}",
-        f"{1e3 * replay.ttft_mean:.1f}",
+        f"{1e3 * said.ttft:.1f}",
     ]
 
 
@@ -298,6 +355,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Tables of measurements on a GPU.")
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"), help="recorded traces")
+    parser.add_argument(
+        "--decode-seconds",
+        type=float,
+        help="predict with this time of a generated token, in place of the one that was measured",
+    )
     chosen = parser.parse_args()
     groups: dict[str, list[Run]] = {}
     for file in chosen.files:
@@ -305,13 +367,16 @@ def main() -> None:
             line = json.loads(text)
             groups.setdefault(same(line), []).append(Run(line))
     first = next(iter(groups.values()))[0].line
-    print("# SGLang on a GPU\n\n    python benchmarks/gpu/report.py gpu.jsonl\n")
+    decode = chosen.decode_seconds
+    given = "" if decode is None else f" --decode-seconds {decode:g}"
+    title = "SGLang's host tier on a GPU" if has_host(first) else "SGLang on a GPU"
+    print(f"# {title}\n\n    python benchmarks/gpu/report.py gpu.jsonl{given}\n")
     # The tables name the builds.
     versions = {name: version.partition(" (")[0] for name, version in first["packages"].items()}
     print(", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
     print(f"Engines: `{json.dumps(first['engine'])}`.\n")
     for runs in groups.values():
-        show(runs, chosen.traces)
+        show(runs, chosen.traces, decode)
 
 
 if __name__ == "__main__":

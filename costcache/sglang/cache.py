@@ -392,19 +392,59 @@ class CostCache(UnifiedRadixCache):
             and not self._shares_memory
         )
 
-    def evict_leaf(self, node_id: int, tracker: dict[Any, int]) -> None:
-        """Evict one device leaf as SGLang does: delete it, demote it, or back it up first."""
+    def take_hosted(self, record: Any, needed: int) -> tuple[Any, int] | None:
+        """Evict a leaf, or its tail, in one step where the tree core can; returns its slots and tokens."""
+        unbacked = record.node is not None and not record.node.backuped
+        taken: tuple[Any, int] | None = self.tree_core.take_hosted(
+            record, needed, backs_up=self.is_write_back
+        )
+        if taken is not None and unbacked and self._tracks_write_through_unbacked_evictions():
+            self._record_dropped_tokens(taken[1], reason="write_through_unbacked_eviction")
+        return taken
+
+    def evict_leaf(self, node_id: int, tracker: dict[Any, int], needed: int = 0) -> Any:
+        """Evict one device leaf as SGLang does: delete it, demote it, or back it up first.
+
+        Args:
+            node_id: The leaf.
+            tracker: Counts what is freed.
+            needed: Tokens that this eviction still has to free: room is made for their copies at once.
+
+        Returns:
+            Its slots, if they are still to be freed.
+        """
+        slots = self._demote_alone(node_id, tracker)
+        if slots is not None:
+            return slots
         backup = self._evict_device_leaf(node_id, tracker)
         if backup is None:
-            return
+            return None
         if not self._keeps(node_id) and self._drop_subtree_no_host(node_id, tracker):
-            return
+            return None
+        if self.full_alone and self.admission is None and not self.tree_core.full_host_duplicates:
+            self._make_room_for_copies(needed)
         if self._execute_and_commit_kv_backup(backup, write_back=True) > 0:
             self.writing_check(write_back=True)
-            self._demote(node_id, tracker)
+            slots = self._demote_alone(node_id, tracker)
+            if slots is None:
+                self._demote(node_id, tracker)
         elif self._drop_subtree_no_host(node_id, tracker):
             logger.warning(
                 "write-back: the host tier is full; KV under node %d was evicted without a copy", node_id
             )
         else:
             logger.warning("write-back: the host tier is full and node %d is in use; it stays", node_id)
+        return slots
+
+    def _make_room_for_copies(self, tokens: int) -> None:
+        short = tokens - self._host_free(ComponentType.FULL)
+        if short > 0 and self._can_evict_on_host(short):
+            self.evict_host(short)
+
+    def _demote_alone(self, node_id: int, tracker: dict[Any, int]) -> Any:
+        """Take a leaf that the host has, too, off the device in one step; returns its slots, or None."""
+        demoted = self.tree_core.demote_leaf(node_id) if self.full_alone else None
+        if demoted is None:
+            return None
+        tracker[ComponentType.FULL] += demoted[1]
+        return demoted[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from costcache.eviction import Refused
+from costcache.sglang.hosted import shortened
 from costcache.sglang.pycore import CostTreeCore
 from costcache.sglang.records import drop_record
 from costcache.sglang.walks import FULL, FastWalks
@@ -13,10 +14,6 @@ if TYPE_CHECKING:
     from costcache.sglang.records import PoolRecord
 
 __all__ = ["FastTreeCore"]
-
-
-_TWICE = 2 * 8
-"""Bytes of memory that may be kept for each slot, which is an int64."""
 
 
 class FastTreeCore(FastWalks, CostTreeCore):
@@ -79,9 +76,7 @@ class FastTreeCore(FastWalks, CostTreeCore):
             if self.page_size > 1:
                 node.name.key = key
             node.checksum = None
-            left, slots = slots[:keep], slots[keep:]
-            # A view keeps its whole base in memory.
-            data.value = left if left.untyped_storage().nbytes() <= keep * _TWICE else left.clone()
+            data.value, slots = shortened(slots, keep), slots[keep:]
             self.component_evictable_size_[FULL] -= tokens
         else:
             self._take_out(node)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
-from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from costcache.eviction import Refused
 from costcache.pool import Pool
+from costcache.sglang.hosted import HostedLeaves
 from costcache.sglang.leaves import LeafTaking
 from costcache.sglang.lists import HOST_OF, HostLeaves, HostValues, ValueList
 from costcache.sglang.pools import Pools
@@ -70,7 +70,7 @@ class CostNode(UnifiedTreeNode):
         return total
 
 
-class CostTreeCore(LeafTaking, UnifiedTreeCore):
+class CostTreeCore(LeafTaking, HostedLeaves):
     """The Python tree core, with events.
 
     Attributes:
@@ -332,34 +332,6 @@ class CostTreeCore(LeafTaking, UnifiedTreeCore):
         )
 
     # -- the host tier -----------------------------------------------------------------------
-
-    def demote_leaf(self, node_id: int) -> tuple[Any, int] | None:
-        """Take a leaf that the host has, too, off the device: what SGLang's own step does, in fewer calls.
-
-        For full attention alone.
-
-        Returns:
-            Its slots and tokens; None if SGLang's own step has to do it.
-        """
-        node: CostNode = self._node_arena[node_id]
-        data = node.component_data[FULL]
-        if (
-            data.host_value is None
-            or node not in self.evictable_device_leaves
-            or len(self.components) > 1
-            or self.enable_session_radix_cache
-            or not self.enable_hicache
-            or self.enable_external_cache_linker
-        ):
-            return None
-        slots, data.value = data.value, None
-        tokens = int(slots.shape[0])
-        self.component_evictable_size_[FULL] -= tokens
-        self.left_device(node, to_host=True)
-        self.kv_events.record_remove(node, medium=StorageMedium.GPU)
-        self._update_evictable_leaf_sets(node)
-        self._update_evictable_leaf_sets(node.parent)
-        return slots, tokens
 
     def _update_evictable_leaf_sets(self, node: CostNode) -> None:
         if len(self.components) > 1 or node is self.root_node:

@@ -161,16 +161,19 @@ class KvVictims(_Device):
                     self.return_slots()
                     cache._apply_cache_actions(actions)
             return freed
+        if cache.full_alone:
+            taken = cache.take_hosted(record, needed)
+            if taken is not None:
+                tracker[full] += taken[1]
+                self._slots.append(taken[0])
+                return int(taken[1])
         node_id = core.claim(record, needed)
         if isinstance(node_id, Refused):
             return node_id
-        demoted = core.demote_leaf(node_id) if cache.full_alone else None
-        if demoted is not None:
-            tracker[full] += demoted[1]
-            self._slots.append(demoted[0])
-            return int(demoted[1])
         before = tracker[full]
-        cache.evict_leaf(node_id, tracker)
+        slots = cache.evict_leaf(node_id, tracker, needed)
+        if slots is not None:
+            self._slots.append(slots)
         if tracker[full] == before:
             core.unclaim(node_id)
             return Refused.NOT_NOW
@@ -374,6 +377,11 @@ class HostVictims(_Host):
         before = tracker[ComponentType.FULL]
         if cache.admission is not None:
             cache.admission.evicted(record, min(record.tokens, victim.at_most(needed)))
+        cut = cache.tree_core.shorten_host_leaf(record, victim.at_most(needed))
+        if cut is not None:
+            host_frees[ComponentType.FULL].append(cut)
+            tracker[ComponentType.FULL] += len(cut)
+            return len(cut)
         leaf = cache.tree_core.cut_host_leaf(record, victim.at_most(needed))
         cache.tree_core._evict_host_leaf(leaf, tracker, device_frees, host_frees, cache_actions=actions)
         return int(tracker[ComponentType.FULL] - before)

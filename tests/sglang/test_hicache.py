@@ -313,3 +313,32 @@ def test_what_the_device_learned_ranks_the_host() -> None:
     assert order.upper.learner.estimated is not None
     server.cache.reset()
     assert server.cache.pools.by_name["host"].order.upper is server.cache.pools.kv.order
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
+def test_a_leaf_evicted_in_one_step_leaves_what_sglangs_steps_leave(
+    policy: str, write: str, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same requests find the same tokens on the same tiers, and as much is free after each."""
+
+    def replay() -> list[Any]:
+        dice, server, found = random.Random(7), make("mha", page_size, write, policy=policy), []
+        for _ in range(40):
+            talk, turns = dice.randrange(6), dice.randrange(1, 9)
+            prompt = [1000 * talk + token for token in range(37 * turns)] + [dice.randrange(10_000, 20_000)]
+            match = server.match(prompt)
+            device, host = match.device_prefix_len, match.host_hit_length
+            found.append((server.serve(prompt, output=[1, 2]), device, host, server.free()))
+            if dice.random() < 0.3:
+                server.cache.evict(EvictParams(num_tokens=dice.randrange(1, 200)))
+            found.append(server.cache.host_pool_group.available_size())
+            check_records(server.cache)
+            server.check()
+        return found
+
+    quick = replay()
+    assert any(entry[2] for entry in quick if isinstance(entry, tuple)) or write == "write_through_selective"
+    monkeypatch.setattr("costcache.sglang.hosted.HostedLeaves._has_short_steps", lambda core: False)
+    assert replay() == quick
