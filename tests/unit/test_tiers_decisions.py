@@ -8,10 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costcache import KeyedOrder, NodeRecord, RadixCache, RequestInfo
+from costcache import (
+    CostModel,
+    Deployment,
+    KeyedOrder,
+    ModelSpec,
+    NodeRecord,
+    PoolState,
+    RadixCache,
+    RequestInfo,
+)
 from costcache.errors import SettingsError
 from costcache.orders import VictimOrder
-from costcache.policies.hazard import Hazard
+from costcache.policies.hazard import Hazard, HazardSettings
+from costcache.policies.hazard.below import BelowHazard
 from costcache.tiers import WRITINGS, Link, Move, Price, make_writing
 from tests.property.kit import MODEL, cache_with, manager
 
@@ -241,6 +251,22 @@ def test_hazard_remembers_what_another_tier_holds() -> None:
     elsewhere = Elsewhere(named[-1])
     assert cache._pool.reuse_chance(elsewhere) == order.ghost_chance(named[-1])
     assert cache._pool.reuse_chance(Elsewhere(-1)) == pytest.approx(1 / 3)
+
+
+def test_a_tier_below_weighs_depth_where_the_device_no_longer_does() -> None:
+    """A miss on the device is a reload, alike for every token; one below is computed."""
+    settings = HazardSettings(objective="flops")
+    order = Hazard(1000, settings, CostModel.of(ModelSpec.preset("llama-3-70b"), Deployment()))
+    ranges = order.learner.depths.count
+    assert ranges > 1
+    below = order.below(PoolState("host", "tokens", 5000, 5000, 0, 0, 1))
+    assert isinstance(below, BelowHazard)
+    assert order.learner.depths.count == 1
+    shallow, deep = NodeRecord(1, None, 64, 0), NodeRecord(2, None, 64, 200_000)
+    (first, _), (last, _) = below.place(shallow, None), below.place(deep, None)
+    assert below.worth(last, 5.0) > 1.5 * below.worth(first, 5.0)
+    order.ranker.worth.as_lru = True
+    assert below.worth(last, 5.0) == below.worth(first, 5.0) < below.worth(first, 1.0)
 
 
 class Elsewhere(NodeRecord):
