@@ -81,6 +81,7 @@ class Pool:
         "_make_order",
         "_measure",
         "_merge",
+        "_over_tier",
         "_refresh",
         "_remove",
         "_serial",
@@ -176,6 +177,7 @@ class Pool:
         self._measure = measure
         self._also = tuple(also)
         self._counts_tokens = token_units == 1 and not state_units
+        self._over_tier = False
         self._serial = 0
         self._dropped = 0
         self._guard: OrderGuard
@@ -203,9 +205,21 @@ class Pool:
             watch.seal()
         self._guard = OrderGuard(name, order, self.records, self._listen, watch)
         self._listen(order)
+        if self._over_tier:
+            self._tell_over_tier()
 
     def over_tier(self) -> None:
-        """A slower tier takes what is evicted from this pool, which is empty yet."""
+        """From now on a slower tier takes what is evicted from this pool, which must be empty.
+
+        A pool that was used begins anew: what its order learned was the price of recomputing.
+        """
+        self._over_tier = True
+        if self._serial and self._make_order is not None:
+            self._start()
+        else:
+            self._tell_over_tier()
+
+    def _tell_over_tier(self) -> None:
         order: Any = self._guard.order
         try:
             order.over_tier()

@@ -183,6 +183,7 @@ class TieredCache:
             chosen.in_flight,
             self._ranks,
         )
+        tree.pool.over_tier()
         cache.before_eviction(lambda node, _: mover.demote(node))
         if isinstance(tree, StateTree):
             tree.on_tombstone = mover.demote

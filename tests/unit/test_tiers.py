@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from costcache import Asker, Deployment, ModelSpec, RadixCache, RequestInfo
 from costcache.errors import PluginError, SettingsError
 from costcache.model import CompressedAttention
+from costcache.policies.hazard.order import Hazard
 from costcache.radix import StateCache
 from costcache.records import MOST_NAME
 from costcache.storage import StorageSpec
@@ -174,6 +176,31 @@ def test_without_a_forecast_no_copy_pays_for_what_it_displaces(policy: str) -> N
         assert counters.written > 600
         assert counters.refused == 0
     made.tiers.close()
+
+
+def test_the_device_above_a_tier_weighs_all_tokens_alike_also_after_a_reset() -> None:
+    """A token that is lost costs a reload, at any depth; below the last tier it costs its FLOPs."""
+    spec = ModelSpec.preset("llama-3-70b")
+    layout = Layout.of(model("mha"), Deployment())
+    cache = RadixCache(spec, 64, policy="hazard", policy_settings={"objective": "flops"})
+
+    def depths(cache: RadixCache) -> int:
+        order = cache._tree.pool.order
+        assert isinstance(order, Hazard)
+        return order.learner.depths.count
+
+    assert depths(cache) > 1
+    cache.insert([1, 2, 3], cache.allocate(3))  # used, and empty again
+    cache.reset()
+    buffers = Buffers.allocate(layout, 64)
+    with closing(TieredCache(cache, buffers, host=64 * layout.token_bytes)) as tiers:
+        assert depths(cache) == 1
+        tiers.insert([1, 2, 3], tiers.allocate(3))
+        tiers.reset()
+        assert depths(cache) == 1
+        assert tiers._mover is not None
+        host: Any = tiers._mover.host.pool.order
+        assert host.learner.depths.count > 1
 
 
 def test_what_would_exceed_the_bytes_in_flight_is_not_copied() -> None:
