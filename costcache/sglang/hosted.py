@@ -116,10 +116,8 @@ class HostedLeaves(UnifiedTreeCore):
 
     def _split_off(self, node: CostNode, keep: int) -> None:
         """Make what follows the first tokens of a leaf a node that is on the host alone."""
-        data, end = (
-            node.component_data[FULL],
-            node.end + len(node.key) - keep,
-        )  # its record is shorter already
+        data = node.component_data[FULL]
+        end = node.end + len(node.key) - keep  # its record is shorter already
         tail: CostNode = self._new_node(priority=node.priority)
         tail.key, tail.parent, tail.children = node.key[keep:], node, node.children
         for child in tail.children.values():
