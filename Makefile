@@ -7,7 +7,6 @@
 #   make test-report  run the tests of the report in a headless Chromium, if one is installed
 #   make compiled   build the package with its core compiled, in build/compiled
 #   make test-compiled  run the tests of the core and of the adapter on the compiled package
-#   make -j2 ci  run all tests, in as many processes as there are processors
 #   make dist    build wheels and sdists of the four distributions in dist/
 #   make docs    build the documentation as a site in build/site
 #   make release-check  build and try what a release consists of, for each Python that is here; publishes nothing
@@ -47,10 +46,10 @@ SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),157783680
 export SOURCE_DATE_EPOCH
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo ci test test-sglang test-vllm test-report compiled test-compiled test-compiled-core \
+.PHONY: help demo environments test test-sglang test-vllm test-report compiled test-compiled test-compiled-core \
 	test-compiled-sglang lint format docs dist release-check bench clean
 help:
-	@sed -n '3,15s/^# *//p' Makefile
+	@sed -n '3,14s/^# *//p' Makefile
 
 # Stamp files, each building on the one before: an interpreter, the program, the developers' tools.
 $(VENV)/.python:
@@ -142,6 +141,8 @@ $(COMPILED)/.built: $(VENV)/.python pyproject.toml hatch_build.py $(shell find c
 
 compiled: $(COMPILED)/.built
 
+environments: $(VENV)/.dev $(SGLANG_VENV)/.sglang $(VLLM_VENV)/.vllm $(VLLM_CPU_VENV)/.vllm $(COMPILED)/.built
+
 # What compiling cannot change is not tested again: the command line, readers of files, models and their costs.
 NOT_COMPILED := cli cli_* cost cost_* gpu_benchmark model model_* planning plugins_doctor plugins_loading plugins_matching \
 	recordings report samples settings sizes storage sweep sweep_ray trace trace_* watch_server workloads
@@ -157,10 +158,6 @@ test-compiled-core: $(VENV)/.dev $(COMPILED)/.built
 test-compiled-sglang: $(SGLANG_VENV)/.sglang $(COMPILED)/.built
 	$(COMPILED_ENV) $(SGLANG_BIN)/pytest tests/sglang -m "not engine" \
 		$(NOT_COMPILED_SGLANG:%=--ignore=tests/sglang/test_%.py) -p no:cacheprovider $(PYTEST_ARGS)
-
-# Each part keeps a processor busy, so -j takes their number. The longest come first, and the short ones fill what is
-# left at the end. Parts that wait for nothing else run side by side: their output is printed when they have ended.
-ci: test test-vllm test-sglang test-compiled-sglang test-compiled-core test-report
 
 # Each wheel is built from its sdist, which proves that the sdist is complete. The build tools are not among the
 # developers' tools: the build fetches them itself.
