@@ -20,7 +20,6 @@ from costcache.policies import BUILTIN
 from tests.vllm.fuzz import Fuzz
 from tests.vllm.serving import Server, bind, colliding, manager
 
-TRACES = Path(os.environ.get("COSTCACHE_TRACES", "/nowhere"))
 SERVED = [name for name in BUILTIN if get_plugins().refusal(name, ModelSpec.preset("llama-3-8b")) is None]
 
 
@@ -60,11 +59,8 @@ def test_lru_reports_the_events_that_vllm_would(size: int) -> None:
 
 
 @pytest.mark.traces
-def test_lru_evicts_what_vllm_would_on_a_recorded_trace() -> None:
-    path = TRACES / "mooncake_conversation.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is missing: COSTCACHE_TRACES names the folder of the traces")
-    with gzip.open(path, "rt") as lines:
+def test_lru_evicts_what_vllm_would_on_a_recorded_trace(traces_dir: Path) -> None:
+    with gzip.open(traces_dir / "mooncake_conversation.jsonl.gz", "rt") as lines:
         records = [json.loads(line) for line in lines][:2500]
     servers = [Server(manager(2000, size=512), policy) for policy in (None, "lru")]
     for number, record in enumerate(records):
