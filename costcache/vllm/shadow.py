@@ -166,21 +166,25 @@ class ShadowEnds:
         """
         if at <= path.found:
             return
-        for name in self._first.keys() & path.names:
-            stretch = self._first[name]
-            if not stretch.start < at < stretch.stop + (not stretch.grows):
-                continue  # another request may still be adding to it
-            if stretch.names[at - stretch.start - 1] == path.names[at - 1]:
-                end = self._cut(stretch, at)
-                self._keep(end)
-                self._pin(end)
-                path.ends.append(end)
-                tail = path.tail
-                if tail.above is not None:
-                    del tail.above.after[tail]
-                tail.above, tail.start = end, at
-                end.after[tail] = None
-                break
+        named = [self._first[name] for name in self._first.keys() & path.names]
+        holding = [
+            stretch
+            for stretch in named
+            # Another request may still be adding to one that grows.
+            if stretch.start < at < stretch.stop + (not stretch.grows)
+            and stretch.names[at - stretch.start - 1] == path.names[at - 1]
+        ]
+        if holding:
+            # Of copies, the same one whatever the order in which a set gives them.
+            end = self._cut(max(holding, key=lambda stretch: stretch.start), at)
+            self._keep(end)
+            self._pin(end)
+            path.ends.append(end)
+            tail = path.tail
+            if tail.above is not None:
+                del tail.above.after[tail]
+            tail.above, tail.start = end, at
+            end.after[tail] = None
         path.found = at
 
     def go_on(self, path: ShadowPath, count: int) -> None:
