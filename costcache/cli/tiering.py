@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TierOptions", "print_tiered", "tiered_json"]
 
+_OFTEN = 0.1
+"""Share of the requests from which on their waiting for memory is mentioned: it makes the times then."""
+
 
 class TierOptions(Options):
     """Options of the tiers."""
@@ -148,6 +151,14 @@ def print_tiered(
                 f"device, {bound.hit_rate:.2%} on all tiers together.",
             )
     say(out, f"TTFT model: {simulator.prefill.name}, with queueing on the server and on each link")
+    fullest = max(runs, key=lambda run: run.memory_waits, default=None)
+    if fullest is not None and fullest.memory_waits > _OFTEN * fullest.requests:
+        say(
+            out,
+            f"{fullest.memory_waits:,} of {fullest.requests:,} requests ({fullest.policy} at "
+            f"{fullest.capacity}) waited until running ones left room on the device: give more --capacity "
+            "or a lower --rate, or --running beside if --capacity is what they leave for the cache.",
+        )
 
 
 def _gb(size: float) -> str:

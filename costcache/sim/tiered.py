@@ -62,6 +62,7 @@ class TieredRun:
         reload_seconds: Seconds that links were busy with loads.
         recompute_seconds: Seconds of all prefills.
         write_wait_seconds: Seconds that requests waited until what they evicted had been written.
+        memory_waits: Requests that waited, since they did not fit on the device beside those that ran.
         moved_bytes: Bytes that passed any link, in either direction.
         evicted_bytes: Bytes evicted from the device.
         fallbacks: Orders that failed and were replaced by LRU.
@@ -82,6 +83,7 @@ class TieredRun:
     reload_seconds: float
     recompute_seconds: float
     write_wait_seconds: float
+    memory_waits: int
     moved_bytes: int
     evicted_bytes: int
     fallbacks: int
@@ -130,6 +132,7 @@ def make_tiered_run(
         reload_seconds=outcome.reload_seconds,
         recompute_seconds=outcome.recompute_seconds,
         write_wait_seconds=outcome.write_wait_seconds,
+        memory_waits=outcome.memory_waits,
         moved_bytes=sum(each.down_bytes + each.up_bytes for each in figures),
         evicted_bytes=outcome.evicted,
         fallbacks=outcome.fallbacks,

@@ -108,6 +108,7 @@ class TieredOutcome:
         reload_seconds: Seconds that links were busy with loads.
         recompute_seconds: Seconds of all prefills.
         write_wait_seconds: Seconds that requests waited for evictions to be written.
+        memory_waits: Requests that waited, since they did not fit on the device beside those that ran.
         evicted: Bytes evicted from the device.
         tiers: What each tier below did, by name.
         seconds: Wall time of the replay.
@@ -121,6 +122,7 @@ class TieredOutcome:
     reload_seconds: float = 0.0
     recompute_seconds: float = 0.0
     write_wait_seconds: float = 0.0
+    memory_waits: int = 0
     evicted: int = 0
     tiers: dict[str, Moved] = field(default_factory=dict)
     seconds: float = 0.0
@@ -464,6 +466,7 @@ class Tiers:
         self.now = now
         clock.advance(max(now, clock.now))
         # A waiting request matches again: its prefix stays recent, and its use counts once.
+        waits = bool(self.head)
         requests = self.head = self.head or self._begin(index)
         clock.accesses += 1
         path = of.paths[index]
@@ -477,6 +480,7 @@ class Tiers:
             known: list[NodeRecord] = [tier.records[each] for each in path if each in tier.records]
             tier.pool.use(known, request)
         if self.in_pool and self.running and not self._fits(index, path, here):
+            outcome.memory_waits += not waits
             return None
         self.head = []
         if self.has_states and end:

@@ -49,6 +49,17 @@ def test_figures_by_tier(agents: Path) -> None:
     assert "Offline bound at 5%, of hits, not of times" in shown
 
 
+def test_a_pool_that_running_requests_fill_is_named(agents: Path) -> None:
+    """Its times are those of waiting, which no policy can help."""
+    command = ("simulate", agents, *MODEL, *HOST, "--policy", "lru")
+    waits = [run["memory_waits"] for run in json.loads(answer(*command, "--json"))["runs"]]
+    assert waits[0] > 12
+    shown = " ".join(answer(*command).split())
+    assert f"{waits[0]} of 120 requests (lru at 5%) waited until running ones left room" in shown
+    for enough in (("--running", "beside"), ("--rate", "0.001")):
+        assert "left room" not in answer(*command, *enough)
+
+
 def test_the_report_says_how_much_host_memory_pays(agents: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     prices = ("--host-price", "4", "--gpu-price", "200")
