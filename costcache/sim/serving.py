@@ -3,9 +3,9 @@
 One server with one prefill at a time and many concurrent decodes. A request waits in the queue (first
 come, first served) until the prefill before it has ended, fewer than ``concurrency`` requests run, and there
 are slots for it. It matches all but its last prompt token (which a server always computes), locks what it
-matched, and reserves slots for the rest of its prompt and for its output until it ends: all but the last
-token, whose KV is never computed. Its prompt is cached when its prefill ends, its output when it ends, if the
-trace names the generated tokens.
+matched, and reserves slots for the rest of its prompt and for its output until it ends. Its prompt is cached
+when its prefill ends. Its output is cached when it ends, if the trace names the generated tokens: all but the
+last one, whose KV is never computed.
 """
 
 from __future__ import annotations
@@ -215,10 +215,10 @@ class Server:
 
     def run_prompt(self, index: int, now: float, node: Node, request: RequestRecord, *, alone: bool) -> bool:
         """Admit a request that matched up to ``node``, and cache its prompt; False if it has to wait."""
-        pool = self.pool
+        pool, page = self.pool, self.tree.page_size
         found = request.matched = node.depth + node.tokens
         pool.pin(node)
-        need = self.most_tokens(index) - found
+        need = -(-(self.inputs[index] + self.outputs[index]) // page) * page - found
         if need > pool.free + pool.evictable and not alone:
             pool.unpin(node)
             return False
@@ -233,11 +233,6 @@ class Server:
         node, reserved = self.cache_prompt(index, bytes(self.keys[index]), node, reserved, request)
         self.admitted(index, now, node, reserved, request)
         return True
-
-    def most_tokens(self, index: int) -> int:
-        """Tokens whose KV a request has at its end, whole pages: not that of the last one it generates."""
-        page = self.tree.page_size
-        return -(-(self.inputs[index] + max(0, self.outputs[index] - 1)) // page) * page
 
     def prefilled(self, index: int, now: float, found: int) -> None:
         """Run a prefill, of all but the ``found`` tokens."""

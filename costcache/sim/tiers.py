@@ -541,9 +541,9 @@ class Tiers:
         return in_use + needed + states <= device.capacity
 
     def _most_tokens(self, index: int) -> int:
-        """Tokens of a request at its end, whole pages; the last one that it generates is never computed."""
+        """Tokens of a request at its end, whole pages."""
         page = self.page_size
-        return -(-(self.inputs[index] + max(0, self.outputs[index] - 1)) // page) * page
+        return -(-(self.inputs[index] + self.outputs[index]) // page) * page
 
     def _reserve(self, tokens: int) -> int:
         """Keep room on the device for tokens in no extent; returns the bytes, fewer if it is full."""

@@ -31,11 +31,12 @@ class WindowServer(Server):
 
     def run_prompt(self, index: int, now: float, node: Node, request: RequestRecord, *, alone: bool) -> bool:
         """Admit a request that matched up to ``node``; False if it has to wait."""
-        tree = self.tree
+        tree, page = self.tree, self.tree.page_size
+        tokens, output = self.inputs[index], self.outputs[index]
         usable = tree.usable(node)
         found = request.matched = usable.depth + usable.tokens
         tree.pin(usable)
-        need = self.most_tokens(index) - found
+        need = -(-(tokens + output) // page) * page - found
         prompt = self.whole[index] - found
         after = min(need - max(0, prompt), tree.kept)
         windows = tree.in_flight(max(0, prompt)) + after

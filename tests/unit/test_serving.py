@@ -165,8 +165,7 @@ def test_no_slot_or_lock_leaks(
     assert not audited.running
     assert (audited.pool.reserved, audited.pool.pinned) == (0, 0)
     assert not any(node.locks for node in tree.walk())
-    # The last token that a request generates is never computed.
-    total = -(-(trace.input_tokens + np.maximum(trace.output_tokens - 1, 0)) // page) * page
+    total = -(-(trace.input_tokens + trace.output_tokens) // page) * page
     assert outcome.oversized == np.count_nonzero(total > pages * page)
     # The last prompt token is always computed, whole pages are found, and a prefill is waited for.
     assert (outcome.matched <= np.maximum(trace.input_tokens - 1, 0) // page * page).all()
