@@ -14,8 +14,9 @@ Needs the extra ``costcache[testing]`` (pytest and Hypothesis), and no server. W
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from costcache._lazy import lazily
 
 if TYPE_CHECKING:
     from costcache.testing.architecture import ArchitectureContract
@@ -56,9 +57,4 @@ _MODULES = {
     "watched": ("BrokenContractError", "Watched", "watching"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"costcache.testing.{module}"), name)
-    raise AttributeError(f"module 'costcache.testing' has no attribute {name!r}")
+__getattr__ = lazily(__name__, {name: module for module, names in _MODULES.items() for name in names})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
 import sys
 import unittest
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from types import FrameType, ModuleType
 from typing import Any, ClassVar
@@ -17,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 
 from costcache.errors import CostcacheError
 from costcache.model import ModelSpec
-from costcache.plugins import PluginManager
 from costcache.radix.cache import PrefixCache
 from costcache.testing import strategies
+from costcache.testing.offered import Offered
 from costcache.testing.server import SmallServer, made_cache
 from costcache.testing.steps import Evict, Request, Serve, Step, stream
 from costcache.testing.watched import watching
@@ -40,7 +39,7 @@ _kit = settings(
 )
 
 
-class PolicyContract:
+class PolicyContract(Offered):
     """Tests that every policy must pass.
 
     Subclass it, and name the policy::
@@ -58,23 +57,10 @@ class PolicyContract:
     """
 
     policy: ClassVar[str]
-    plugin: ClassVar[Any] = None
     address: ClassVar[str | None] = None
-    settings: ClassVar[Mapping[str, Any]] = {}
     models: ClassVar[tuple[str, ...]] = (_PLAIN, _HYBRID)
 
     # -- what the tests stand on -------------------------------------------------------------
-
-    @classmethod
-    @functools.cache
-    def plugins(cls) -> PluginManager:
-        """Where the policy is offered: the plugin alone, or else all that is installed."""
-        manager = PluginManager()
-        if cls.plugin is None:
-            manager.load_entry_points()
-        else:
-            manager.register(cls.plugin, "tested", getattr(cls.plugin, "__name__", "tested"))
-        return manager
 
     @classmethod
     def cache(cls, model: str, tokens: int = 60, page_size: int = 1, **more: Any) -> PrefixCache:

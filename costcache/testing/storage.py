@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import shutil
 import tempfile
@@ -10,10 +9,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from costcache.plugins import PluginManager
 from costcache.storage import SealedStore
+from costcache.testing.offered import Offered
 
 __all__ = ["StorageContract"]
 
@@ -24,7 +23,7 @@ _VALUES = 24
 _MARK = b"a mark by which a value is found in the files of a backend, whatever is around it"
 
 
-class StorageContract:
+class StorageContract(Offered):
     """Tests that every storage backend must pass.
 
     Subclass it, and name the backend::
@@ -40,21 +39,8 @@ class StorageContract:
     """
 
     backend: ClassVar[str]
-    plugin: ClassVar[Any] = None
-    settings: ClassVar[Mapping[str, Any]] = {}
 
     # -- what the tests stand on -------------------------------------------------------------
-
-    @classmethod
-    @functools.cache
-    def plugins(cls) -> PluginManager:
-        """Where the backend is offered: the plugin alone, or else all that is installed."""
-        manager = PluginManager()
-        if cls.plugin is None:
-            manager.load_entry_points()
-        else:
-            manager.register(cls.plugin, "tested", getattr(cls.plugin, "__name__", "tested"))
-        return manager
 
     @classmethod
     @contextmanager
