@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from costcache.eviction import Refused
 from costcache.policies.states import make_state_order
 from costcache.records import Action, Clock, NodeRecord, PoolState, RequestRecord, State, Victim
+from costcache.sim.doubles import Doubles
 from costcache.sim.extents import ROOT, Extents
 from costcache.sim.load import Load, load_kind
 from costcache.sim.loop import PER_REPORT, no_collector
@@ -164,6 +165,7 @@ class _Tier:
         reserved: Bytes in use besides.
         price: What room in it costs.
         stays: Seconds that what was evicted lately had stayed.
+        spare: Gives up a copy that is of no use now, if there is one; returns whether it did.
     """
 
     def __init__(
@@ -183,6 +185,7 @@ class _Tier:
         self.used = self.reserved = 0
         self.price = Price()
         self.stays = math.inf
+        self.spare: Callable[[], bool] | None = None
         self._orphans: dict[int, list[_Extent]] = {}
         self._evicts, self._evicts_state = evicts, evicts_state
         self.name = "memory" if state_bytes else "kv"
@@ -294,9 +297,18 @@ class _Tier:
     def make_room(self, size: int) -> bool:
         """Evict until ``size`` bytes are free; returns whether they are."""
         while (missing := self.used + self.reserved + size - self.capacity) > 0:
+            if self.spare is not None and self.spare():
+                continue
             if not self.pool.evict(missing, watermark=False).freed:
                 return False
         return True
+
+    def give_up(self, record: _Extent) -> int:
+        """Stop holding an extent that a tier above has, with its state; returns the bytes freed."""
+        size = self.size(record.extent, record.has_state)
+        self.used -= size
+        record.held = record.has_state = False
+        return size
 
 
 class _Running(NamedTuple):
@@ -372,6 +384,9 @@ class Tiers:
         self.moved = [Moved() for _ in below]
         self.below = below
         self.all = [self.device, *self.tiers]
+        self.doubles = Doubles()
+        if self.tiers and writing.gives_up:
+            self.tiers[0].spare = self._give_up
         self.need = 0.0  # bytes of a request that were not on the device, about the most of late
         self.load = Load(
             trace,
@@ -682,6 +697,8 @@ class Tiers:
             records.append(record)
             for tier, request in zip(self.tiers, requests[1:], strict=True):
                 copy = tier.records.get(extent) or tier.track(extent, request)
+                if copy.held and tier is self.tiers[0]:
+                    self.doubles.add(extent, self.now)
                 if not copy.pins:
                     tier.pool.pin(copy)
                 if state:
@@ -747,6 +764,7 @@ class Tiers:
     def _evicted(self, record: _Extent) -> None:
         """An extent is evicted from the device: write it down first, or drop it."""
         self.outcome.evicted += self.device.size(record.extent, record.has_state)
+        self.doubles.evicted(record.extent, max(0.0, self.now - record.since))
         self.written = max(self.written, self._leave(record, 0))
 
     def _evicted_state(self, record: _Extent) -> None:
@@ -773,6 +791,7 @@ class Tiers:
                 written = self._write(copy, level, record.has_state)
             else:
                 tier.price.lost(move, tier.capacity)
+                self.doubles.refused += move.size if level == 0 else 0
         tier.track_state(copy, copy.has_state)
         if copy.pins:
             tier.pool.unpin(copy)  # only now: what is pinned makes no room for itself
@@ -792,6 +811,26 @@ class Tiers:
         if not self.writing.demotes(move):
             return self.now
         return self._write_state(copy, level) if copy.held else self._write(copy, level, True)
+
+    def _give_up(self) -> bool:
+        """Let the host give up a copy of what the device has had for long, if the bytes to write it are saved."""
+        doubles, host = self.doubles, self.tiers[0]
+        while (extent := doubles.first(self.now)) is not None:
+            copy, above = host.records[extent], self.device.records[extent]
+            if not copy.held or copy.has_state > above.has_state:
+                doubles.remove(extent)
+                continue
+            if doubles.spent + host.size(extent, copy.has_state) > doubles.refused + self._not_loaded():
+                return False
+            doubles.remove(extent)
+            doubles.spent += host.give_up(copy)
+            return True
+        return False
+
+    def _not_loaded(self) -> int:
+        """Bytes that were not loaded since the device found more than it would have found under LRU."""
+        verdict = self.device.pool.order.against_lru()
+        return 0 if verdict is None else max(0, verdict.gained - verdict.lost) * self.device.token_bytes
 
     def _drops(self, level: int) -> tuple[Callable[[_Extent], None], Callable[[_Extent], None]]:
         """What happens when the tier at ``level`` evicts an extent, and when it evicts a state alone."""
