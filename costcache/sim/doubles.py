@@ -12,28 +12,23 @@ _KEEPS: Final = 0.98
 
 
 class Doubles:
-    """Extents that are on the device and in host memory, those first that have been on the device for longest.
+    """Extents that are on the device and in host memory, those longest on the device first.
 
     A copy below of what the device has is of no use until the device evicts it. While it is given up, its
     room keeps something else; the price is one more write. So it pays for what stays on the device for long,
     and what has outstayed most evictions is likely to stay for as long again.
 
-    Such writes are paid with bytes that were saved: those that were not written since they were not worth it,
-    and those that were not loaded since the device found more than it would have found under LRU. So a link
-    carries no more than it would if all that LRU evicts were written.
-
     Attributes:
         stays: Seconds for which what the device evicted lately had been there.
-        refused: Bytes that were evicted from the device and not written.
-        spent: Bytes of the copies given up.
+        saved: Bytes that were evicted from the device and not written, since they were not worth it.
     """
 
-    __slots__ = ("_since", "refused", "spent", "stays")
+    __slots__ = ("_since", "saved", "stays")
 
     def __init__(self) -> None:
         """Start without extents."""
         self.stays = math.inf
-        self.refused = self.spent = 0
+        self.saved = 0
         self._since: dict[int, float] = {}
 
     def add(self, extent: int, now: float) -> None:

@@ -56,6 +56,8 @@ _KEEPS = 0.98
 """Share of its weight that an average over evictions keeps at each one."""
 _MOST_AHEAD = 10
 """Room is made ahead of need in one part of the device in so many, at most."""
+_SPENT = 0.5
+"""Share of the bytes saved that may be spent on writing again what the host gave up."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Moved:
         down: Bytes written to it.
         up: Bytes loaded from it.
         evicted: Bytes evicted from it.
+        given_up: Bytes of copies that it gave up while the device had them.
         refused: Bytes that were to be written, and found no room.
         peak: Most bytes that it held.
     """
@@ -94,6 +97,7 @@ class Moved:
     down: int = 0
     up: int = 0
     evicted: int = 0
+    given_up: int = 0
     refused: int = 0
     peak: int = 0
 
@@ -303,12 +307,10 @@ class _Tier:
                 return False
         return True
 
-    def give_up(self, record: _Extent) -> int:
-        """Stop holding an extent that a tier above has, with its state; returns the bytes freed."""
-        size = self.size(record.extent, record.has_state)
-        self.used -= size
+    def give_up(self, record: _Extent) -> None:
+        """Stop holding an extent that a tier above has, and its state; it is tracked as before."""
+        self.used -= self.size(record.extent, record.has_state)
         record.held = record.has_state = False
-        return size
 
 
 class _Running(NamedTuple):
@@ -791,7 +793,7 @@ class Tiers:
                 written = self._write(copy, level, record.has_state)
             else:
                 tier.price.lost(move, tier.capacity)
-                self.doubles.refused += move.size if level == 0 else 0
+                self.doubles.saved += move.size if level == 0 else 0
         tier.track_state(copy, copy.has_state)
         if copy.pins:
             tier.pool.unpin(copy)  # only now: what is pinned makes no room for itself
@@ -813,18 +815,19 @@ class Tiers:
         return self._write_state(copy, level) if copy.held else self._write(copy, level, True)
 
     def _give_up(self) -> bool:
-        """Let the host give up a copy of what the device has had for long, if the bytes to write it are saved."""
-        doubles, host = self.doubles, self.tiers[0]
+        """Let the host give up a copy of what the device has had for long, if it may be written again."""
+        doubles, host, moved = self.doubles, self.tiers[0], self.moved[0]
         while (extent := doubles.first(self.now)) is not None:
             copy, above = host.records[extent], self.device.records[extent]
-            if not copy.held or copy.has_state > above.has_state:
+            if copy.held and copy.has_state <= above.has_state:
+                size = host.size(extent, copy.has_state)
+                if moved.given_up + size > _SPENT * (doubles.saved + self._not_loaded()):
+                    return False
+                host.give_up(copy)
+                moved.given_up += size
                 doubles.remove(extent)
-                continue
-            if doubles.spent + host.size(extent, copy.has_state) > doubles.refused + self._not_loaded():
-                return False
+                return True
             doubles.remove(extent)
-            doubles.spent += host.give_up(copy)
-            return True
         return False
 
     def _not_loaded(self) -> int:
