@@ -123,9 +123,9 @@ class Writing(Protocol):
 
     @property
     def gives_up(self) -> bool:
-        """Whether host memory that is full gives up copies of what the device has had for long.
+        """Whether full host memory gives up copies of what the device has had for long.
 
-        They are written again when the device evicts them, within the bytes that the policy has saved.
+        They are written again when the device evicts them. Only for a host that makes room ahead.
         """
 
     def copies(self, move: Move) -> bool:
