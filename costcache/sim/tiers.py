@@ -55,7 +55,7 @@ _KEEPS = 0.98
 """Share of its weight that an average over evictions keeps at each one."""
 _MOST_AHEAD = 10
 """Room is made ahead of need in one part of the device in so many, at most."""
-_SPENT = 0.5
+_SPENT = 0.25
 """Share of the bytes saved that may be spent on writing again what the host gave up."""
 
 
