@@ -130,13 +130,6 @@ class StateTree(RadixTree):
             pool.reserved = tokens * pool.token_units + states * pool.state_units
 
     @property
-    def free_tokens(self) -> int:
-        """Tokens that fit into the free memory; in one pool, as if only tokens were added."""
-        if self.state_capacity is None:
-            return max(0, self.pool.free) // self.kv_bytes
-        return self.pool.free
-
-    @property
     def free_states(self) -> int:
         """States that fit into the free memory; in one pool, as if only states were added."""
         if self.state_capacity is None:
@@ -252,13 +245,6 @@ class StateTree(RadixTree):
             self.on_remove(node, tokens // self.page_size)
         self.remove(node)
         return tokens * pool.token_units + (0 if state is None else pool.state_units)
-
-    def evicted_tokens(self) -> tuple[int, int]:
-        """Shortfall and evictions of all pools so far, in tokens of KV of the same bytes."""
-        sizes = {"kv": self.kv_bytes, "state": self.state_bytes, "memory": 1}
-        shortfall = sum(pool.counters.shortfall * sizes[name] for name, pool in self.pools.items())
-        evicted = sum(pool.counters.evicted * sizes[name] for name, pool in self.pools.items())
-        return shortfall // self.kv_bytes, evicted // self.kv_bytes
 
     def clear(self) -> None:
         """Forget every node and state and start the policy afresh; logical time goes on."""
