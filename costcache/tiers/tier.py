@@ -40,6 +40,17 @@ class Place(NamedTuple):
     namespace: tuple[str | None, ...]
     key: bytes
 
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """Its tokens, int64 of shape [tokens]."""
+        return np.frombuffer(self.key, np.int64)
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """Its namespace, as a cache's calls take it."""
+        extra_key, cache_salt = (*self.namespace, None, None)[:2]  # that of an empty prefix may have no names
+        return {"extra_key": extra_key, "cache_salt": cache_salt}
+
 
 def place_of(node: Node) -> Place:
     """The prefix that ends with a node of any tier's tree."""
