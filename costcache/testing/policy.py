@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
 import sys
 import unittest
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import FrameType, ModuleType
@@ -15,6 +17,7 @@ from typing import Any, ClassVar
 from hypothesis import HealthCheck, given, settings
 
 from costcache.errors import CostcacheError
+from costcache.hookspecs import PROJECT
 from costcache.model import ModelSpec
 from costcache.radix.cache import PrefixCache
 from costcache.testing import strategies
@@ -93,6 +96,16 @@ class PolicyContract(Offered):
         spec.settings()  # can be made without arguments
         for name, field in spec.settings.model_fields.items():
             assert field.description, f"the setting {name!r} has no description, which its help text needs"
+        if spec.windows is not None:
+            offered = self.plugins().policies()
+            assert spec.windows in offered, (
+                f"{self.policy!r}: it names {spec.windows!r} for windows, and there is no such policy"
+            )
+        for name in self.served():
+            if spec.explains and not ModelSpec.preset(name).has_states:
+                assert self.cache(name)._pool._guard.order.explained() is not None, (
+                    f"{self.policy!r}: it declares explains=True, and its order has no classes to explain"
+                )
 
     def test_it_serves_some_of_the_models_and_refuses_the_others_by_name(self) -> None:
         assert self.served(), f"{self.policy!r} serves none of {', '.join(self.models)}: set models"
@@ -129,18 +142,36 @@ class PolicyContract(Offered):
             raise unittest.SkipTest(
                 f"{self.policy!r} ranks states only, which are watched by the framework's own order"
             )
-        plugins, orders = watching(self.plugins(), self.policy, model)
-        cache = made_cache(model, 60, 1, "watched", plugins, policy_settings=dict(self.settings))
-        try:
-            SmallServer(cache).run(steps)
-        except AssertionError as error:
-            raise (orders[0].broken or error) from None  # it says more than that LRU took over
+        for tokens in (60, 240):  # of few leaves almost any one is the lowest
+            plugins, orders = watching(self.plugins(), self.policy, model)
+            cache = made_cache(model, tokens, 1, "watched", plugins, policy_settings=dict(self.settings))
+            try:
+                SmallServer(cache).run(steps)
+            except AssertionError as error:
+                raise (orders[0].broken or error) from None  # it says more than that LRU took over
 
     def test_equal_streams_give_equal_victims(self) -> None:
         for name in self.served():
             one, two = (SmallServer(self.cache(name, 400)).run(stream(seed=1)) for _ in range(2))
             assert one == two, (
                 "the same stream gave other victims: is there a clock, or an unseeded random number?"
+            )
+
+    def test_what_another_cache_does_changes_nothing(self) -> None:
+        for name in self.served():
+            alone = SmallServer(self.cache(name, 200)).run(stream(seed=4))
+            beside, other = SmallServer(self.cache(name, 200)), SmallServer(self.cache(name, 100))
+            kept = _kept_in_classes(other.cache._pool._guard.order)
+            for step, strange in zip(stream(seed=4), stream(seed=7), strict=True):
+                beside.do(step)
+                other.do(strange)
+            assert beside.run([]) == alone, (
+                "another cache changed the victims: does make_order return one order twice, or does the "
+                "order keep what it learns outside of itself?"
+            )
+            changed = [where for where, (before, now) in kept.items() if before != now]
+            assert not changed, (
+                f"another cache changed {', '.join(changed)}, which all orders share: make it in __init__"
             )
 
     def test_every_process_gives_the_same_victims(self) -> None:
@@ -212,6 +243,18 @@ class PolicyContract(Offered):
 
         requests(leaves)  # the first victims may find work that was left for them
         return _lines(lambda: requests(leaves + _ROUNDS)) / _ROUNDS
+
+
+def _kept_in_classes(order: Any) -> dict[str, tuple[Any, Any]]:
+    """What the classes of a plugin's order keep for all its objects: as it is now, and the object itself."""
+    order = getattr(order, "keyed", order)  # a keyed order that ranks states has another around it
+    return {
+        f"{kind.__name__}.{name}": (copy.copy(value), value)
+        for kind in type(order).__mro__
+        if kind.__module__.partition(".")[0] != PROJECT
+        for name, value in vars(kind).items()
+        if isinstance(value, dict | list | set | deque) and not name.startswith("__")
+    }
 
 
 def _refusal(attempt: Callable[[], object]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from costcache.model import ModelSpec
-from costcache.orders import VictimOrder, overridden
+from costcache.orders import KeyedOrder, VictimOrder, overridden
 from costcache.plugins import PluginManager
 from costcache.policies.spec import PolicySpec
 from costcache.records import NodeRecord, RequestInfo, RequestRecord, Victim
@@ -25,7 +26,8 @@ class Watched(VictimOrder):
     """Passes every event on to an order and checks what it does.
 
     An order may write to ``record.data`` and to nothing else of a record. A victim is a cached, unlocked leaf
-    that was not named before in the same eviction and left alone; None means that there is none.
+    that was not named before in the same eviction and left alone; None means that there is none. Of a
+    :class:`KeyedOrder` it is the one with the lowest key.
 
     Attributes:
         order: The order.
@@ -144,6 +146,22 @@ class Watched(VictimOrder):
             return f"named {record!r} again, though it could not be evicted this time"
         if tokens is not None and not 0 < tokens <= record.tokens:
             return f"offered {tokens} of the {record.tokens} tokens of {record!r}"
+        return self._lower(record)
+
+    def _lower(self, named: NodeRecord) -> str | None:
+        """Whether a leaf has a lower key than the victim of an order that leaves the queue to its base."""
+        order = self.order
+        if not isinstance(order, KeyedOrder) or type(order).next_victim is not KeyedOrder.next_victim:
+            return None
+        lowest = (order.key(named), named.serial)
+        for record in self._cached.values():
+            if record.is_evictable and record.serial not in self._named:
+                key = order.key(record)
+                if (key, record.serial) < lowest:
+                    return (
+                        f"named {named!r} of the key {reprlib.repr(lowest[0])}, though {record!r} has the "
+                        f"lower key {reprlib.repr(key)}: rises is {order.rises}, and its key fell unnoticed"
+                    )
         return None
 
 

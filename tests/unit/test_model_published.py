@@ -70,7 +70,7 @@ def test_a_hybrid_class_without_states_may_describe_them() -> None:
 
 def test_latent_attention_that_is_switched_off_has_no_widths() -> None:
     """DeepSeek-OCR writes zeros; its language model names no family of its own."""
-    off = {
+    off: dict[str, Any] = {
         "use_mla": False, "kv_lora_rank": None, "q_lora_rank": None, "qk_nope_head_dim": 0,
         "qk_rope_head_dim": 0, "v_head_dim": 0,
     }  # fmt: skip
