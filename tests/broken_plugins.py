@@ -270,12 +270,12 @@ BROKEN: dict[str, Broken] = {
     "no-order": Broken(_OFFER + "{'NAME': PolicySpec(lambda c, p, s: 3, '')}", "returned 3", "a new order"),
     "one-order": Broken(
         HEALTHY.replace("settings: Order()", "settings: ONE") + "\nONE = Order()\n",
-        "not a leaf of this cache",
-        "__init__ makes",
+        "one order for two caches",
+        "return a new order",
     ),
     "in-the-class": _order(
         "    seen = {}\n" + _key("self.seen.setdefault(record.serial, len(self.seen))"),
-        "another cache changed Order.seen",
+        "Order.seen changed",
         "__init__ makes",
         "KeyedOrder",
     ),

@@ -13,6 +13,7 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
     (re.sub(r"\s+", " ", words), fix)
     for words, fix in (
         (r"needs the extra", "pip install 'costcache[testing]'"),
+        (r"whose body no call runs", "write 'def' without 'async', and no 'yield' in it"),
         # loading
         (r"No module named", "install what the plugin imports, and name it in its dependencies"),
         (r"SyntaxError|IndentationError", "correct the line: 'python -m py_compile FILE' shows it"),
@@ -95,7 +96,6 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
             r"policies (failed|returned)|not a name and a PolicySpec",
             "return a dict of names to costcache.PolicySpec from policies()",
         ),
-        (r"whose body no call runs", "write 'def' without 'async', and no 'yield' in it"),
         (
             r"supports (raised|answered)",
             "let supports return None, or a line on why it does not serve the model",
@@ -113,7 +113,7 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
         (r"the key of node|equal to itself", _CLOCK),
         (r"has the lower key", "set rises = False, or call requeue(record) where a key falls"),
         (
-            r"another cache changed|of another cache",
+            r"the orders of all caches|another cache changed",
             "keep what it learns in attributes that __init__ makes, for each order anew",
         ),
         (r": it (names|declares)", "correct the field of PolicySpec, or leave it out"),

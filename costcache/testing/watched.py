@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import reprlib
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from costcache.hookspecs import PROJECT
 from costcache.model import ModelSpec
 from costcache.orders import KeyedOrder, VictimOrder, overridden
 from costcache.plugins import PluginManager
@@ -15,7 +19,7 @@ from costcache.records import NodeRecord, RequestInfo, RequestRecord, Victim
 from costcache.settings import Settings
 from costcache.watch import FACTS
 
-__all__ = ["BrokenContractError", "Watched", "watching"]
+__all__ = ["BrokenContractError", "Watched", "nothing_shared", "watching"]
 
 
 class BrokenContractError(AssertionError):
@@ -163,6 +167,29 @@ class Watched(VictimOrder):
                         f"lower key {reprlib.repr(key)}: rises is {order.rises}, and its key fell unnoticed"
                     )
         return None
+
+
+@contextlib.contextmanager
+def nothing_shared(one: VictimOrder, other: VictimOrder) -> Iterator[None]:
+    """Check that the orders of two caches are two, and that their classes learn nothing meanwhile.
+
+    Raises:
+        BrokenContractError: They are one, or a container that is an attribute of a class changed.
+    """
+    if one is other:
+        raise BrokenContractError("make_order returned one order for two caches")
+    own = getattr(one, "keyed", one)  # a keyed order that ranks states has another around it
+    kept = {
+        f"{kind.__name__}.{name}": (value, copy.copy(value))
+        for kind in type(own).__mro__
+        if kind.__module__.partition(".")[0] != PROJECT
+        for name, value in vars(kind).items()
+        if isinstance(value, dict | list | set | deque) and not name.startswith("__")
+    }
+    yield
+    for where, (now, before) in kept.items():
+        if now != before:
+            raise BrokenContractError(f"{where} changed, which the orders of all caches share")
 
 
 class _Offer:
