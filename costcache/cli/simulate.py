@@ -113,7 +113,7 @@ class SimulateOptions(Options):
 @model_options(
     ServingSettings,
     "server",
-    *("concurrency", "decode_seconds", "rate", "load", "service", "clock", "outputs", "running"),
+    *("concurrency", "chunk", "decode_seconds", "rate", "load", "service", "clock", "outputs", "running"),
     prefix="With --serving, ",
     running={
         "help": "With --host, where running requests are: in_pool keeps their prompts, and room for their "
@@ -297,7 +297,7 @@ def _tiered(
                 "kv_bytes_per_token": simulator.cost.token.kv_bytes,
                 "state_bytes": simulator.cost.token.state_bytes,
                 "tiers": tiers.model_dump(),
-                "serving": server.model_dump(exclude={"outputs", "service", "clock"}),
+                "serving": server.model_dump(exclude={"outputs", "service", "clock", "chunk"}),
                 "prefill": simulator.prefill.model_dump(),
                 "warmup": simulator.warmup,
             }

@@ -67,6 +67,8 @@ class Trace:
             ``output_ids[output_offsets[i]:output_offsets[i + 1]]``.
         names_sessions: Whether clients tell the server their sessions; otherwise only the recorder knew.
         from_server: Whether it is a recording of a server whose policy told the time by counting requests.
+        server: That server, ``sglang`` or ``vllm``; empty if it is neither, or unknown.
+        chunk: Prompt tokens that it computed at once, at most; None if unknown.
         tenants: Each request's tenant as an index of ``tenant_names``, int64 of shape (n,), -1 where unknown;
             None if not recorded.
         tenant_names: The tenants that occur.
@@ -103,6 +105,8 @@ class Trace:
     output_offsets: Int64 | None = None
     names_sessions: bool = False
     from_server: bool = False
+    server: str = ""
+    chunk: int | None = None
     tenants: Int64 | None = None
     tenant_names: tuple[str, ...] = ()
     users: Int64 | None = None
@@ -187,6 +191,8 @@ class Trace:
             output_offsets=outputs[1],
             names_sessions=self.names_sessions,
             from_server=self.from_server,
+            server=self.server,
+            chunk=self.chunk,
             tenant_names=self.tenant_names,
             user_names=self.user_names,
             label_names=self.label_names,

@@ -171,7 +171,15 @@ def record(manager: Any, vllm_config: Any, settings: RecordSettings) -> Recordin
         tokens_per_block(manager),
         VLLMS_OWN if runs is None else runs.pool.policy,
         names[0],
+        _chunk(vllm_config.scheduler_config),
     )
+
+
+def _chunk(config: Any) -> int:
+    """Tokens that a step computes of a prompt, at most."""
+    most: int = config.max_num_batched_tokens
+    longest: int = config.long_prefill_token_threshold
+    return min(most, longest) if longest > 0 else most
 
 
 def why_not(manager: Any) -> str | None:

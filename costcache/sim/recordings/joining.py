@@ -148,6 +148,7 @@ def join_headers(headers: Sequence[Header]) -> Header:
         architecture=_all([header.architecture for header in headers]),
         page_size=_common([header.page_size for header in headers]),
         capacity=_common([header.capacity for header in headers]),
+        chunk=_common([header.chunk for header in headers]),
     )
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorded", "read_lines", "read_recorded", "read_recording", "read_rows", "recorded"]
 
+SERVERS = ("sglang", "vllm")
 _TOKENS = f"a whole number of tokens, from 0 to {MOST_TOKENS}"
 _ROWS = Rows(
     Line,
@@ -39,6 +40,7 @@ _ROWS = Rows(
         "block_size": f"tokens per hash, a whole number from 1 to {MOST_BLOCK}",
         "page_size": f"tokens per page, a whole number from 1 to {MOST_BLOCK}",
         "capacity": _TOKENS,
+        "chunk": _TOKENS,
         "salt": "text",
         "timestamp": "milliseconds, a number",
         "input_length": _TOKENS,
@@ -224,7 +226,18 @@ def recorded(source: Named, headers: list[Header], rows: Iterable[tuple[float, R
     if not times:
         raise TraceError(f"{source.label}: holds no request; let the server answer some, and try again")
     columns.names_sessions = True
-    trace = replace(columns.trace(headers[0].block_size, from_zero=True), from_server=True)
+    trace = replace(
+        columns.trace(headers[0].block_size, from_zero=True),
+        from_server=True,
+        server=_server(headers),
+        chunk=headers[0].chunk if len({header.chunk for header in headers}) == 1 else None,
+    )
     seen = np.array(times)
     order = np.argsort(seen - seen.min(), kind="stable")
     return Recorded(trace, headers, np.array(cached, np.int64)[order], dropped)
+
+
+def _server(headers: list[Header]) -> str:
+    """Which server all of them are, ``sglang`` or ``vllm``; empty if none, or not the same."""
+    found = {next((name for name in SERVERS if header.server.startswith(name)), "") for header in headers}
+    return found.pop() if len(found) == 1 else ""
