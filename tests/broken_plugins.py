@@ -285,6 +285,13 @@ BROKEN: dict[str, Broken] = {
         "rises = False",
         "KeyedOrder",
     ),
+    "sees-more": Broken(
+        HEALTHY.replace('{"nodes"}', '{"leaves"}').replace(
+            "@hookimpl", _key("(record.end, record.recency)") + "\n@hookimpl", 1
+        ),
+        "that it sees leaves alone",
+        "frozenset({'nodes'})",
+    ),
     "no-key": _order(_key("None"), "the key of node", "return a value", "KeyedOrder"),
     "nan": _order(_key("float('nan')"), "the key of node", "no clock", "KeyedOrder"),
     "random": _order(_key("random.random()"), "the key of node", "no random", "KeyedOrder"),

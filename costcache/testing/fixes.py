@@ -111,6 +111,10 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
         ),
         (r"the (key|score) of node #\d+ is None", "let every path through it return a value"),
         (r"the key of node|equal to itself", _CLOCK),
+        (
+            r"that it sees leaves alone",
+            "declare sees=frozenset({'nodes'}), or leave these facts out of the key",
+        ),
         (r"has the lower key", "set rises = False, or call requeue(record) where a key falls"),
         (
             r"the orders of all caches|another cache changed",

@@ -31,16 +31,18 @@ class Watched(VictimOrder):
 
     An order may write to ``record.data`` and to nothing else of a record. A victim is a cached, unlocked leaf
     that was not named before in the same eviction and left alone; None means that there is none. Of a
-    :class:`KeyedOrder` it is the one with the lowest key.
+    :class:`KeyedOrder` it is the one with the lowest key; if that sees leaves alone, a node of other tokens
+    would have the same key.
 
     Attributes:
         order: The order.
         broken: The first exception, its own or that of a check; the cache goes on under LRU after it.
     """
 
-    def __init__(self, order: VictimOrder) -> None:
-        """Watch an order that has seen no event yet."""
+    def __init__(self, order: VictimOrder, *, leaves_only: bool = False) -> None:
+        """Watch an order that has seen no event yet; ``leaves_only`` says that it declares to see no more."""
         self.order = order
+        self._leaves_only = leaves_only
         self.broken: Exception | None = None
         self._cached: dict[int, NodeRecord] = {}
         self._named: dict[int, NodeRecord] = {}
@@ -150,7 +152,7 @@ class Watched(VictimOrder):
             return f"named {record!r} again, though it could not be evicted this time"
         if tokens is not None and not 0 < tokens <= record.tokens:
             return f"offered {tokens} of the {record.tokens} tokens of {record!r}"
-        return self._lower(record)
+        return self._lower(record) or self._seen(record)
 
     def _lower(self, named: NodeRecord) -> str | None:
         """Whether a leaf has a lower key than the victim of an order that leaves the queue to its base."""
@@ -167,6 +169,22 @@ class Watched(VictimOrder):
                         f"lower key {reprlib.repr(key)}: rises is {order.rises}, and its key fell unnoticed"
                     )
         return None
+
+    def _seen(self, record: NodeRecord) -> str | None:
+        """Whether the key of an order that sees leaves alone depends on what else it can read of a node."""
+        order = self.order
+        if not self._leaves_only or not isinstance(order, KeyedOrder):
+            return None
+        twin = NodeRecord(record.serial, record.parent, record.tokens + 1, record.depth + 1)
+        twin.inherit(record)
+        twin.data, twin.live_children = record.data, record.live_children
+        twin.made_by = twin.used_by = None
+        if order.key(twin) == order.key(record):
+            return None
+        return (
+            f"named {record!r} by a key that depends on its tokens, its depth or who asks, though it "
+            "declares that it sees leaves alone"
+        )
 
 
 @contextlib.contextmanager
@@ -216,7 +234,7 @@ def watching(plugins: PluginManager, policy: str, model: ModelSpec) -> tuple[Plu
     made: list[Watched] = []
 
     def make(cost: Any, pools: Any, settings: Any) -> VictimOrder:
-        made.append(Watched(spec.make_order(cost, pools, settings)))
+        made.append(Watched(spec.make_order(cost, pools, settings), leaves_only=spec.leaves_only))
         return made[-1]
 
     manager = PluginManager()

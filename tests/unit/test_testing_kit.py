@@ -230,6 +230,7 @@ def test_a_policy_without_a_fault_passes(order: Callable[[], VictimOrder]) -> No
         (Offer(Shared), ALONE, "Shared.seen changed, which the orders of all caches share"),
         (Offer(lambda: ONE), ALONE, "make_order returned one order for two caches"),
         (Offer(Falling), WATCHED, "has the lower key"),
+        (Offer(Good, sees=frozenset({"leaves"})), WATCHED, "declares that it sees leaves alone"),
         (Offer(Wordless), SERVED, "LRU had to take over"),
         (Offer(WordlessState, sees=frozenset({"states"})), SERVED, "LRU had to take over"),
         (Offer(Good, windows="nope"), OFFERED, "there is no such policy"),
