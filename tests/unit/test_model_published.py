@@ -136,6 +136,30 @@ def test_attention_in_chunks_of_which_each_sees_everything() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("inner", "layers", "heads", "kv_heads"),
+    [
+        ({"model_type": "llama", "vocab_size": 32_064}, 32, 32, 32),  # LLaVA 1.5
+        ({"model_type": "llama", "num_hidden_layers": 30}, 30, 32, 32),  # Janus
+        (  # Pixtral
+            {"model_type": "mistral", "hidden_size": 5120, "head_dim": 128, "num_hidden_layers": 40,
+             "num_key_value_heads": 8, "sliding_window": None},
+            40, 32, 8,
+        ),
+        ({"model_type": "qwen2", "intermediate_size": 11_008}, 32, 32, 32),  # Qwen2-Audio
+    ],
+)  # fmt: skip
+def test_a_language_model_inside_a_multimodal_one_states_what_differs(
+    inner: dict[str, Any], layers: int, heads: int, kv_heads: int
+) -> None:
+    outer = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    spec = ModelSpec.from_config({**outer, "text_config": inner})
+    assert spec.layers == (FullAttention(heads=heads, kv_heads=kv_heads, head_dim=128),) * layers
+    assert "is missing" in refusal({**outer, **inner})  # a file of its own states all of it
+    unknown = {**inner, "model_type": "unheard_of"}
+    assert "is missing" in refusal({**outer, "text_config": unknown})
+
+
 @pytest.mark.parametrize("scheme", ["static", "dynamic"])
 def test_scales_for_an_fp8_cache_that_servers_use_only_if_asked(scheme: str) -> None:
     spec = read(quantization_config={"quant_method": "fp8", "kv_cache_scheme": scheme})
