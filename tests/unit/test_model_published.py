@@ -123,6 +123,8 @@ def test_a_width_that_counts_gate_and_up_together(family: str) -> None:
 def test_one_expert_is_a_dense_part_of_hunyuan() -> None:
     one = {"num_experts": 1, "moe_topk": 1, "num_shared_expert": 1}
     assert per_layer(read(model_type="hunyuan_v1_dense", **one)) == 3 * 64 * 128
+    experts = 2 * 3 * 64 * 128 + 64  # transformers' class of the other family has one, and a shared one
+    assert per_layer(read(model_type="hunyuan_v1_moe", **one)) == experts
     two = {"num_experts": 2, "moe_topk": 1, "num_shared_expert": 1}
     assert per_layer(read(model_type="hunyuan_v1_moe", **two)) == 2 * 3 * 64 * 128 + 64 * 2
 
