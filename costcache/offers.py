@@ -37,8 +37,8 @@ __all__ = [
 
 Spec = TypeVar("Spec", PolicySpec, StorageSpec)
 
-RESERVED = frozenset({"", "optimum", "infinite"})
-"""Names that cannot be a policy's: on the command line they mean bounds, or nothing."""
+RESERVED = frozenset({"", "architecture", "optimum", "infinite"})
+"""Names that cannot be a policy's: on the command line they mean bounds, a target of --set, or nothing."""
 _OURS = re.compile(r"costcache\s*(?![\w.-])")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _NAME_OF = "letters, digits, '-' and '_'"
@@ -105,7 +105,11 @@ def check_hooks(plugin: object, marker_of: Callable[[object, str], Mapping[str, 
             raise PluginError(f"there is no hook {hook!r}: {hint}")
         if marker.get("wrapper") or marker.get("hookwrapper"):
             raise PluginError(f"hook {hook!r} is a wrapper: hooks of costcache cannot be wrapped")
-        _check_arguments(hook, getattr(plugin, attribute))
+        function = getattr(plugin, attribute)
+        _check_arguments(hook, function)
+        kind = _never_runs(function)
+        if kind is not None:
+            raise PluginError(f"hook {hook!r} is {kind}, whose body no call runs: make it a plain function")
         hooks.append(hook)
     if not hooks:
         raise PluginError("no function in it is marked @costcache.hookimpl")
@@ -115,6 +119,13 @@ def check_hooks(plugin: object, marker_of: Callable[[object, str], Mapping[str, 
             f"it has {useless[0]!r} and no 'match_model', so it would never be asked: claim the models "
             "that it is for"
         )
+
+
+def _never_runs(function: Any) -> str | None:
+    """What a function is, if a call of it runs none of its body; None for a plain one."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "async"
+    return "a generator" if inspect.isgeneratorfunction(function) else None
 
 
 def _check_arguments(hook: str, function: Callable[..., Any]) -> None:
@@ -233,10 +244,11 @@ def _classes_in(make_order: Callable[..., Any]) -> list[type[VictimOrder]]:
 
 
 def check_methods(order: type[VictimOrder]) -> None:
-    """Check that no method of an order is a misspelt event, which nobody would ever call.
+    """Check that no method of an order is a misspelt event, which nobody would ever call, or never runs.
 
     Raises:
-        TypeError: A public method is named almost like an event, and no method of the class refers to it.
+        TypeError: A public method is named almost like an event, and no method of the class refers to it; or
+            an event is async, or a generator.
     """
     own: dict[str, Any] = {}
     for base in reversed(order.__mro__):
@@ -244,6 +256,12 @@ def check_methods(order: type[VictimOrder]) -> None:
             own |= vars(base)
     codes = [code for value in own.values() if (code := getattr(value, "__code__", None)) is not None]
     named = {name for code in codes for name in code.co_names}
+    for name in sorted(own.keys() & set(_EVENTS)):
+        kind = _never_runs(getattr(own[name], "__func__", own[name]))
+        if kind is not None:
+            raise TypeError(
+                f"{order.__name__}.{name} is {kind}, whose body no call runs: make it a plain function"
+            )
     for name, value in own.items():
         if (
             name.startswith("_")

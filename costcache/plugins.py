@@ -8,6 +8,7 @@ a microsecond and eviction is a hot path.
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import functools
 import inspect
@@ -323,7 +324,7 @@ class PluginManager:
         data, _, found = load_config(config)
         read: dict[str, ModelSpec] = {}
         for impl in self.pm.hook.read_config.get_hookimpls():
-            spec = self._reading(impl.plugin_name, data)
+            spec = self._reading(impl.plugin_name, copy.deepcopy(dict(data)))  # what one changes is its own
             if spec is not None:
                 read[impl.plugin_name] = spec
         if not read:
@@ -574,7 +575,7 @@ class PluginManager:
         """Say why a policy does not serve a model, in one line; None if it does.
 
         Raises:
-            PluginError: If the policy's ``supports`` raised.
+            PluginError: If the policy's ``supports`` raised, or answered anything else.
         """
         plugin, spec = self._policies[name]
         if not serves(spec, model):
@@ -584,7 +585,13 @@ class PluginManager:
                 else "it ranks only state checkpoints, and the model has none"
             )
             return f"{why}; take {', '.join(self.serving(model))}"
-        return ask(f"policy {name!r} of plugin {plugin!r}: supports raised", spec.supports, model)
+        answer: Any = ask(f"policy {name!r} of plugin {plugin!r}: supports raised", spec.supports, model)
+        if answer is None or (isinstance(answer, str) and answer.strip()):
+            return answer
+        raise PluginError(
+            f"policy {name!r} of plugin {plugin!r}: supports answered {answer!r}, neither None nor a line on "
+            "why it does not serve the model"
+        )
 
     # -- storage plugins ---------------------------------------------------------------------
 

@@ -146,6 +146,13 @@ def _say_written(requests: int, out: str) -> None:
     click.echo(f"wrote {requests:,} requests to {'standard output' if out == '-' else plain(out)}", err=True)
 
 
+def _pool(capacity: int | None, page_size: int | None) -> str:
+    size = "size not recorded" if capacity is None else f"{capacity:,} tokens"
+    if page_size is None:
+        return "not recorded" if capacity is None else f"{size}, page size not recorded"
+    return f"{size} in pages of {page_size:,}" if capacity is not None else f"{size}, pages of {page_size:,}"
+
+
 def _print(found: Report, paths: tuple[str, ...]) -> None:
     out = console()
 
@@ -154,7 +161,7 @@ def _print(found: Report, paths: tuple[str, ...]) -> None:
 
     for name, text in (
         ("server", f"{found.server or 'unknown'}, policy {found.policy or 'unknown'}"),
-        ("pool", f"{number(found.capacity)} tokens in pages of {number(found.page_size)}"),
+        ("pool", _pool(found.capacity, found.page_size)),
         ("requests", f"{found.requests:,}, {found.dropped:,} more were not recorded"),
         ("sessions", number(found.sessions)),
         ("tenants", number(found.tenants)),

@@ -167,6 +167,8 @@ def simulate(
     )
     if tiers is None and server.running == "beside":
         raise SettingsError("--running is for tiers: give --host too, or leave it out")
+    if below.host_price is not None and options.report is None:
+        raise SettingsError("--host-price and --gpu-price are for the report: give --report too, or neither")
     if options.report or options.plot:
         check_outputs(report=options.report)
         if options.plot is not None:

@@ -62,13 +62,19 @@ class StateTree(RadixTree):
 
         Raises:
             PluginError: The policy's order cannot be made.
-            SettingsError: The share is not between 0 and 1, or the memory has no room for a page and a state.
+            SettingsError: The share is not between 0 and 1, the memory has no room for a page and a state, or
+                the model keeps no KV.
         """
         if state_share is not None and not 0.0 < state_share < 1.0:
             raise SettingsError(f"state_share is {state_share}: give a share between 0 and 1, or None")
         token, page_size = binding.cost.token, binding.page_size
         self.memory = memory
         self.kv_bytes, self.state_bytes = token.kv_bytes, token.state_bytes
+        if not self.kv_bytes:
+            raise SettingsError(
+                f"model {binding.architecture.model.name!r} keeps states and no KV, which is not supported; "
+                "'costcache plan' says how many states fit"
+            )
         kv_memory = memory if state_share is None else int(memory * (1 - state_share))
         self.state_capacity = None if state_share is None else (memory - kv_memory) // self.state_bytes
         self.capacity = kv_memory // (self.kv_bytes * page_size) * page_size

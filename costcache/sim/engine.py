@@ -249,7 +249,7 @@ class Simulator:
         if self.window_layout not in (None, "one-pool"):
             raise SettingsError(
                 f"model {self._model.name!r} keeps sliding windows apart, which are not replayed over tiers: "
-                "set window_layout to one-pool"
+                "set window_layout to one-pool (--window-layout one-pool)"
             )
         self.check(settings, capacity_tokens)
         below = []
@@ -303,8 +303,13 @@ class Simulator:
 
         Raises:
             PluginError: If there is no such policy, or it cannot serve the model.
-            SettingsError: If a setting is wrong, or the pool is smaller than a page.
+            SettingsError: If a setting is wrong, the pool is smaller than a page, or the model keeps no KV.
         """
+        if self._model.has_states and not self.cost.token.kv_bytes:
+            raise SettingsError(
+                f"model {self._model.name!r} keeps states and no KV, which is not replayed; 'costcache plan' "
+                "says how many states fit"
+            )
         page = self._deployment.page_size
         if capacity_tokens is not None and capacity_tokens < page:
             raise SettingsError(

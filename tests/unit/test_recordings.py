@@ -152,6 +152,26 @@ def test_info_says_what_the_server_found_and_how_to_replay(tmp_path: Path) -> No
     assert facts["misses"]["found"] == 64
 
 
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({}, "pool            not recorded\n"),
+        ({"capacity": 4096, "page_size": 16}, "pool            4,096 tokens in pages of 16\n"),
+        ({"capacity": 4096}, "pool            4,096 tokens, page size not recorded\n"),
+        ({"page_size": 16}, "pool            size not recorded, pages of 16\n"),
+    ],
+)
+def test_info_of_a_pool_of_which_little_is_recorded(tmp_path: Path, facts: dict[str, int], says: str) -> None:
+    path = record(tmp_path, [(words(1, 64), [1], 0.0, 0)])
+    head, *rest = path.read_text().splitlines()
+    fields = json.loads(head)
+    for name in ("capacity", "page_size"):
+        fields["recording"].pop(name, None)
+    fields["recording"] |= facts
+    path.write_text("\n".join([json.dumps(fields), *rest]) + "\n")
+    assert says in run("info", str(path)).output
+
+
 @pytest.mark.parametrize("server", ["sglang", "vllm"])
 def test_setup_names_the_folder(server: str) -> None:
     done = run("setup", server, "/var/recorded")
