@@ -140,7 +140,7 @@ class Server:
         self.head: RequestRecord | None = None  # of the head of the queue, once it was tried
         self.find: Callable[[Node, bytes, RequestRecord], Node] = tree.match
         clock = settings.clock
-        self.in_seconds = clock == "seconds" or (clock == "auto" and not trace.from_server)
+        self.in_seconds = clock == "seconds" or (clock == "auto" and trace.server is None)
         self.begin()
 
     def begin(self) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from costcache.sim.trace import RecordedServer
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -82,5 +84,6 @@ class Steps:
 
 def steps_of(settings: ServingSettings, trace: Trace, page: int) -> Steps:
     """The steps of the requests of a replay."""
-    chunk = trace.chunk if settings.chunk is None else settings.chunk
-    return Steps(page, trace.server, chunk or 0)
+    server = trace.server or RecordedServer()
+    chunk = server.chunk if settings.chunk is None else settings.chunk
+    return Steps(page, server.name, chunk or 0)

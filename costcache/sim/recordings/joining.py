@@ -149,6 +149,7 @@ def join_headers(headers: Sequence[Header]) -> Header:
         page_size=_common([header.page_size for header in headers]),
         capacity=_common([header.capacity for header in headers]),
         chunk=_common([header.chunk for header in headers]),
+        trim=_common([header.trim for header in headers]),
     )
 
 

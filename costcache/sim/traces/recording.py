@@ -14,6 +14,7 @@ import numpy as np
 
 from costcache.errors import TraceError
 from costcache.recording.lines import MOST_BLOCK, VERSION, Header, Line, Request
+from costcache.sim.trace import RecordedServer
 from costcache.sim.traces.columns import Columns
 from costcache.sim.traces.rows import MOST_TOKENS, Rows, fail, fail_block_size
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorded", "read_lines", "read_recorded", "read_recording", "read_rows", "recorded"]
 
-SERVERS = ("sglang", "vllm")
+_SERVERS = ("sglang", "vllm")
 _TOKENS = f"a whole number of tokens, from 0 to {MOST_TOKENS}"
 _ROWS = Rows(
     Line,
@@ -41,6 +42,7 @@ _ROWS = Rows(
         "page_size": f"tokens per page, a whole number from 1 to {MOST_BLOCK}",
         "capacity": _TOKENS,
         "chunk": _TOKENS,
+        "trim": _TOKENS,
         "salt": "text",
         "timestamp": "milliseconds, a number",
         "input_length": _TOKENS,
@@ -228,16 +230,28 @@ def recorded(source: Named, headers: list[Header], rows: Iterable[tuple[float, R
     columns.names_sessions = True
     trace = replace(
         columns.trace(headers[0].block_size, from_zero=True),
-        from_server=True,
         server=_server(headers),
-        chunk=headers[0].chunk if len({header.chunk for header in headers}) == 1 else None,
     )
     seen = np.array(times)
     order = np.argsort(seen - seen.min(), kind="stable")
     return Recorded(trace, headers, np.array(cached, np.int64)[order], dropped)
 
 
-def _server(headers: list[Header]) -> str:
-    """Which server all of them are, ``sglang`` or ``vllm``; empty if none, or not the same."""
-    found = {next((name for name in SERVERS if header.server.startswith(name)), "") for header in headers}
+def _server(headers: list[Header]) -> RecordedServer:
+    """What several servers have in common."""
+    found = {
+        RecordedServer(
+            _name(header.server),
+            header.policy,
+            header.chunk,
+            header.trim,
+        )
+        for header in headers
+    }
+    return found.pop() if len(found) == 1 else RecordedServer()
+
+
+def _name(servers: str) -> str:
+    """Which server all of these names and versions are of; empty if none, or not the same."""
+    found = {next((name for name in _SERVERS if each.startswith(name)), "") for each in servers.split(", ")}
     return found.pop() if len(found) == 1 else ""
