@@ -21,6 +21,7 @@ from costcache.radix.windows import WindowTree
 from costcache.storage import StorageBackend, StorageSpec
 from costcache.tiers import Buffers, Layout, Ranks, TieredCache
 from tests.property.kit import Plugin, manager
+from tests.stores import BUILT_IN, FAST
 
 PAGE = 4
 DEVICE = os.environ.get("COSTCACHE_TEST_DEVICE", "cpu")
@@ -139,6 +140,7 @@ class Server:
         device: str = DEVICE,
         plugins: PluginManager | None = None,
         ranks: Ranks | None = None,
+        storage: str = "file",
         **settings: Any,
     ) -> None:
         """Make one; ``slots``, ``host`` and ``disk`` are tokens (and a state for each eight)."""
@@ -178,8 +180,17 @@ class Server:
             self.buffers = Buffers.allocate(self.layout, slots, 0, windows or 0, device=device)
             apart = self.layout.window_bytes * (windows or 0)
             size = lambda tokens: tokens * kv + tokens * apart // slots  # noqa: E731
+        if storage in BUILT_IN:
+            settings["storage_settings"] = FAST
         self.tiers = TieredCache(
-            self.cache, self.buffers, ranks=ranks, host=size(host), disk=size(disk), path=path, **settings
+            self.cache,
+            self.buffers,
+            ranks=ranks,
+            host=size(host),
+            disk=size(disk),
+            path=path,
+            storage=storage,
+            **settings,
         )
         self.checked = 0
         self._number = 0

@@ -40,7 +40,13 @@ def checkpoint_kv_dtype(config: Mapping[str, Any], fields: Fields) -> KVDtype | 
 
 
 def _scheme(quantised: Fields) -> KVDtype | None:
-    """compressed-tensors: an object of the number of bits and the kind of number."""
+    """compressed-tensors: an object of the number of bits and the kind of number.
+
+    A word in its place ("static", as AutoFP8 writes) says that the checkpoint has scales. Servers use them
+    only if they are asked for an fp8 cache.
+    """
+    if isinstance(quantised.get("kv_cache_scheme"), str):
+        return None
     scheme = quantised.nested("kv_cache_scheme")
     if scheme is None or not scheme.data:
         return None

@@ -90,6 +90,10 @@ _HEAD_DIMS = {
         "qwen3_next", "qwen4_exp_text", "vaultgemma",
     ),
 }  # fmt: skip
+# Families by their class, for configs that name none, or another's: Grok-2's says "git".
+_CLASSES = {"Grok1ForCausalLM": "grok", "Grok1ModelForCausalLM": "grok"}
+# How the names of ERNIE-VL's family begin: transformers', and the published one.
+_ERNIE_VL = ("ernie4_5_vl", "ernie4_5_moe_vl")
 for _width, _families in _HEAD_DIMS.items():
     for _family in _families:
         _DEFAULTS.setdefault(_family, {})["head_dim"] = _width
@@ -113,7 +117,8 @@ class Fields:
         self.architecture = architecture
         self.seen: set[str] = set() if seen is None else seen
         model_type = data.get("model_type")
-        self.model_type = model_type if isinstance(model_type, str) and model_type else _snake(architecture)
+        named = model_type if isinstance(model_type, str) and model_type else _snake(architecture)
+        self.model_type = _CLASSES.get(architecture, named)
         self._defaults = _DEFAULTS.get(self.model_type, {})
         self._layers: dict[int, dict[str, Any]] | None = None
         self._views: dict[str, Fields] = {}
@@ -329,7 +334,7 @@ def text_fields(config: Mapping[str, Any], source: str) -> Fields:
             )
         part = inner
     fields = Fields(part, source, architecture)
-    if fields.model_type.startswith("ernie4_5_vl"):
+    if fields.model_type.startswith(_ERNIE_VL):
         fields.data = {name: _text_value(name, value) for name, value in part.items()}
     return fields
 

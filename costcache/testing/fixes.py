@@ -90,7 +90,7 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
         (r": (make_order|supports) is", "give PolicySpec a function"),
         (r": (windows|explains) is", "leave the field of PolicySpec out, or give it a value of its type"),
         (
-            r"policies (failed|returned)|not a name and a PolicySpec",
+            r"policies (failed|returned)",
             "return a dict of names to costcache.PolicySpec from policies()",
         ),
         (r"supports raised", "let supports return None, or a line on why it does not serve the model"),

@@ -442,9 +442,10 @@ class EndRuns(WideRuns):
         self, held: Held, blocks: Sequence[Any], end: int, *, found: bool = False, new: bool = False
     ) -> None:
         """Let a request's path go on; see the base class."""
+        before = held.length
         super().advance(held, blocks, end, found=found, new=new)
         if self._shadow is not None and held.shadow is not None and not found:
-            self._shadow.go_on(held.shadow, held.length)
+            self._shadow.go_on(held.shadow, held.length, before)
 
     def _needed(self) -> int:
         """Blocks that the tree or an end needs."""
@@ -725,7 +726,7 @@ def _priced(binding: Binding, groups: Groups) -> Binding:
     token = binding.cost.token.model_copy(
         update={
             "kv_bytes": max(1, round(groups.block_bytes * groups.density / groups.first.size)),
-            "state_bytes": groups.block_bytes * groups.end_blocks,
+            "state_bytes": max(1, round(groups.block_bytes * groups.end_blocks)),  # chunks of a block: 0
         }
     )
     return replace(binding, cost=binding.cost.model_copy(update={"token": token}))
