@@ -272,11 +272,15 @@ class Server:
             tokens = computed // tree.page_size * tree.page_size
         key = bytes(tree.part(bytes(self.keys[index]), 0, tokens))
         # The page of the last token may be cached already, though the request had to compute it.
-        leaf, reserved = self.extend(index, key, tokens, reserved, request)
+        leaf, left = self.extend(index, key, tokens, reserved, request)
+        if self.steps.frees_copies:
+            copies = min(leaf.depth + leaf.tokens - node.depth - node.tokens - (reserved - left), left)
+            self.pool.reserved -= copies
+            left -= copies
         if leaf is not node:
             self.pool.pin(leaf)
             self.pool.unpin(node)
-        return leaf, reserved
+        return leaf, left
 
     def extend(
         self, index: int, key: bytes, tokens: int, reserved: int, request: RequestRecord

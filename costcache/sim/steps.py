@@ -42,6 +42,9 @@ class Steps:
         page: Tokens per page.
         server: ``sglang`` or ``vllm``; empty if it is unknown.
         chunk: Prompt tokens that are computed at once; 0 for all.
+
+    Attributes:
+        frees_copies: Whether a request gives up its own copy of a page once it finds the page cached.
     """
 
     def __init__(self, page: int, server: str = "", chunk: int = 0) -> None:
@@ -49,6 +52,7 @@ class Steps:
         self._server = server
         # SGLang cuts chunks in whole pages, vLLM where its budget ends.
         self._chunk = max(page, chunk // page * page) if chunk and server == "sglang" else chunk
+        self.frees_copies = bool(server)
         self._spare = page if server == "sglang" and page > 1 else 0
 
     def most(self, prompt: int, output: int) -> int:
