@@ -138,6 +138,21 @@ def test_a_replay_knows_what_the_recorded_servers_have_in_common(tmp_path: Path)
         merged.unlink()
 
 
+def test_a_replay_takes_the_chunk_of_the_recording(tmp_path: Path) -> None:
+    """Each chunk that finds the pool full is an eviction of its own; answers of one token need none."""
+    requests = [(words(seed, 256), [1], float(10 * seed), 0) for seed in range(4)]
+    path = record(tmp_path, requests, server="vllm 0.20.0", chunk=64)
+    options = ("--model", "llama-3-8b", "--policy", "lru", "--capacity", "256tok", "--serving", "--json")
+
+    def evictions(*more: str) -> int:
+        done = CliRunner().invoke(cli, ["simulate", str(path), *options, *more])
+        assert done.exit_code == 0, done.output
+        count: int = json.loads(done.stdout)["runs"][0]["evictions"]
+        return count
+
+    assert [evictions(), evictions("--chunk", "128"), evictions("--chunk", "0")] == [3 * 4, 3 * 2, 3]
+
+
 def test_what_cannot_be_merged_is_said(tmp_path: Path) -> None:
     one = record(tmp_path / "one", [(words(1, 64), [], 0.0, 0)])
     other = record(tmp_path / "other", [(words(1, 64), [], 0.0, 0)], page=32)
