@@ -82,8 +82,9 @@ def info(paths: tuple[str, ...], as_json: bool) -> None:
 def merge(paths: tuple[str, ...], out: str) -> None:
     """Write all RECORDINGs, files or folders, as one, in order of time."""
     from costcache.report.files import check_distinct
-    from costcache.sim.recordings.joining import expand, join_headers, read_recordings, write_recording
+    from costcache.sim.recordings.joining import expand, read_recordings, write_recording
     from costcache.sim.traces.files import check_output
+    from costcache.sim.traces.recording import join_headers
 
     check_output(out)
     check_distinct(list(map(str, expand(paths))), {"--out": Path(out)})

@@ -431,7 +431,10 @@ class Simulator:
         from costcache.sim.replay import replay
         from costcache.sim.serving import serve
 
-        outputs = 0 if serving is None else int(self.trace.output_tokens.sum())
+        outputs = 0
+        if serving is not None:
+            outputs = int(self.trace.output_tokens.sum())
+            settings = self._as_recorded(settings)
         tree = self._empty_tree(settings, capacity_tokens, outputs)
         if serving is None:
             return replay(
@@ -453,6 +456,16 @@ class Simulator:
             progress=progress,
             server=server,
         )
+
+    def _as_recorded(self, settings: Settings) -> Settings:
+        """The settings with the trimming of the recorded server, for the policy that it had."""
+        server = self.trace.server
+        if server is None or server.trim is None or settings.trim != "auto":
+            return settings
+        if self._plugins.policy_name(settings.policy, self._architecture) != server.policy:
+            return settings  # whose victims it might cut in another way
+        trim = {"trim": "chunk", "trim_chunk": server.trim} if server.trim else {"trim": "off"}
+        return settings.model_copy(update=trim)
 
     def _empty_state_tree(self, settings: Settings, capacity_tokens: int | None) -> StateTree:
         from costcache.radix.states import StateTree

@@ -96,8 +96,8 @@ class WideRuns(Runs):
         self._kv: dict[int, int] = {}  # runs that have a block, by its id: of copies, some may share one
         self._ends: dict[int, tuple[End, ...]] = {}  # ends that have a block, by its id
         super().__init__(binding, vllm, blocks)
-        if self._step:
-            self._step = ceil(self._step / groups.step) * groups.step
+        if self.trim_step:
+            self.trim_step = ceil(self.trim_step / groups.step) * groups.step
 
     # -- runs --------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class WideRuns(Runs):
             return Refused.NOT_A_LEAF
         if run.locks:
             return Refused.LOCKED
-        tokens, size, step = run.tokens, self.size, self._step
+        tokens, size, step = run.tokens, self.size, self.trim_step
         if victim.tokens is not None:
             needed = victim.at_most(needed)
         keep = max(0, tokens - needed) // size if step else 0
