@@ -360,7 +360,7 @@ def _end(runs: Sequence[Run | TieredRun]) -> None:
 
 
 def _windows(simulator: Simulator, cells: list[Cell]) -> dict[str, Any] | None:
-    """What the replay assumed of sliding windows, and what it means; None for a model without any."""
+    """The assumptions of the replay on sliding windows, and what they mean; None for a model without any."""
     layout = simulator.window_layout
     if layout is None:
         return None

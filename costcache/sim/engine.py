@@ -346,7 +346,7 @@ class Simulator:
 
     @cached_property
     def window_layout(self) -> WindowLayout | None:
-        """Where the replay keeps sliding windows; None for a model without any.
+        """Place of the sliding windows in the replay; None for a model without any.
 
         Models with states, and those whose every layer slides, are replayed with one pool of all layers.
         """
@@ -373,7 +373,7 @@ class Simulator:
 
     @property
     def windows(self) -> str:
-        """Where the replay keeps sliding windows, in words; empty for a model without any."""
+        """Place of the sliding windows in the replay, in words; empty for a model without any."""
         layout = self.window_layout
         if layout is None:
             return ""

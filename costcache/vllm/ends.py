@@ -52,7 +52,7 @@ class WideRun(Run):
 
 
 class End(State):
-    """What a request needs to resume at the end of a run, beside the blocks of full attention.
+    """The blocks that a request needs to resume at the end of a run, beside those of full attention.
 
     Attributes:
         run: The run.
@@ -296,7 +296,7 @@ class WideRuns(Runs):
         return not run.live_children and self.pool.live.get(run.serial) is run
 
     def _free_from_the_end(self, blocks: Sequence[Any], keep: int) -> int:
-        """How many blocks at the end of a run, after the first ``keep``, are free, and not to go last."""
+        """Count the free blocks at the end of a run, after the first ``keep``, that are not to go last."""
         last = self._vllm._reuse_watchers
         count = 0
         for at in range(len(blocks) - 1, keep - 1, -1):
