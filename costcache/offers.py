@@ -1,4 +1,4 @@
-"""What a plugin offers, checked before it is used: its entry point, its hooks, and what they return."""
+"""Checks of a plugin's offers before they are used: its entry point, its hooks, and what they return."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def check_policies(offer: Any) -> None:
 
 
 def wrong_name(policy: str) -> str | None:
-    """What is wrong with the name of a policy, in words; None if nothing is."""
+    """Say what is wrong with the name of a policy; None if nothing is."""
     if policy in RESERVED:
         return "the name means something else"
     return None if _NAME.fullmatch(policy) else f"name it with {_NAME_OF}"
@@ -217,7 +217,7 @@ def _is_summary(value: Any) -> bool:
 
 
 def wrong_format(name: Any, found: Any) -> str | None:
-    """What is wrong with an offer of a trace format, in words; None if nothing is."""
+    """Say what is wrong with an offer of a trace format; None if nothing is."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return f"cannot be asked for: name it with {_NAME_OF}"
     if not isinstance(found, TraceFormat):
@@ -281,7 +281,7 @@ def check_methods(order: type[VictimOrder]) -> None:
 
 
 def words_of(sees: Iterable[str]) -> str:
-    """What an order sees, in words."""
+    """The things that an order sees, in words."""
     return ", ".join(map(repr, sorted(sees)))
 
 

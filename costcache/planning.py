@@ -44,7 +44,7 @@ class FreeTarget:
 
 @dataclass(frozen=True, slots=True)
 class SequenceLength:
-    """What the length of sequences means for a model with sliding windows.
+    """The effect of the length of sequences on a model with sliding windows.
 
     Attributes:
         sequence: Tokens of each sequence.

@@ -70,6 +70,7 @@ class Simulator:
         cost: Bytes and FLOPs of the model's tokens.
         prefill: Seconds of a prefill.
         warmup: Requests at the start that rates and times leave out.
+        state_share: Models with states: share of the memory reserved for states; None if it has one pool.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Simulator:
         self.cost = self._architecture.cost(deployment)
         self.prefill = prefill_model(prefill, self.cost)
         self._prefill_name = prefill
-        self._state_share = state_share
+        self.state_share = state_share
         self._known = known
         self.keys = trace.page_keys(deployment.page_size)
         self._curve: LRUCurve | None = None
@@ -125,7 +126,7 @@ class Simulator:
         options = {
             "prefill": self._prefill_name,
             "warmup": self.warmup,
-            "state_share": self._state_share,
+            "state_share": self.state_share,
             "known": self._known,
         }
         return self.trace, self._model, self._deployment, options
@@ -350,7 +351,7 @@ class Simulator:
 
     @cached_property
     def window_layout(self) -> WindowLayout | None:
-        """Where the replay keeps sliding windows; None for a model without any.
+        """Place of the sliding windows in the replay; None for a model without any.
 
         Models with states, and those whose every layer slides, are replayed with one pool of all layers.
         """
@@ -377,7 +378,7 @@ class Simulator:
 
     @property
     def windows(self) -> str:
-        """Where the replay keeps sliding windows, in words; empty for a model without any."""
+        """Place of the sliding windows in the replay, in words; empty for a model without any."""
         layout = self.window_layout
         if layout is None:
             return ""
@@ -480,7 +481,7 @@ class Simulator:
         return StateTree(
             self._bind(settings),
             memory,
-            state_share=None if capacity_tokens is None else self._state_share,
+            state_share=None if capacity_tokens is None else self.state_share,
             page_bytes=self.keys.bytes_per_page,
         )
 

@@ -133,7 +133,7 @@ class Watched(VictimOrder):
         return Victim(*victim)
 
     def _fault(self, victim: Any) -> str | None:
-        """What is wrong with an answer, in words; None if nothing is."""
+        """Say what is wrong with an answer; None if nothing is."""
         if victim is None:
             for record in self._cached.values():
                 if record.is_evictable and record.serial not in self._named:

@@ -200,7 +200,7 @@ class TieredCache:
 
     @staticmethod
     def _deleting(store: SealedStore, line: Line) -> Callable[[list[bytes]], None]:
-        """What deletes entries from storage, in the thread of its link."""
+        """A function that deletes entries from storage, in the thread of its link."""
 
         def delete(keys: list[bytes]) -> None:
             def work() -> int:

@@ -115,7 +115,7 @@ class Mover:
 
     def wait(self, load: Load) -> None:
         """Wait until a load is done, collecting what ends before it."""
-        while not load.done and load.wait():
+        while not load.done and load._wait():
             self.step()
 
     def drain(self) -> None:

@@ -136,7 +136,7 @@ class Tier:
 
 
 class Source:
-    """What a copy takes: rows that stay where they are, or those of what is evicted, read at once."""
+    """The source of a copy: rows that stay where they are, or those of what is evicted, read at once."""
 
     def __init__(
         self, buffers: Buffers, slots: NDArray[np.int64], ending: NDArray[np.int64], *, at_once: bool

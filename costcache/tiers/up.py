@@ -48,16 +48,16 @@ class Load:
         self._line: Line | None = None
         self._until = 0
 
-    def follow(self, line: Line) -> None:
+    def _follow(self, line: Line) -> None:
         """Its next copy is the last one submitted to a line."""
         self._line, self._until = line, line.copies.submitted
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Nothing more happens."""
         self.done = True
         self._line = None
 
-    def wait(self) -> bool:
+    def _wait(self) -> bool:
         """Wait until its copy has finished on this rank; False if none is under way."""
         if self._line is None:
             return False
@@ -164,7 +164,7 @@ class Up:
                 self._up(load)
 
         line.submit(work, collected, landing.size)
-        load.follow(line)
+        load._follow(line)
         return True
 
     def _up(self, load: Load) -> bool:
@@ -206,9 +206,9 @@ class Up:
             self._end(load)
 
         line.submit(lambda: landing.write(what), collected, landing.size)
-        load.follow(line)
+        load._follow(line)
         return True
 
     def _end(self, load: Load) -> bool:
-        load.finish()
+        load._finish()
         return False

@@ -52,7 +52,7 @@ class WideRun(Run):
 
 
 class End(State):
-    """What a request needs to resume at the end of a run, beside the blocks of full attention.
+    """The blocks that a request needs to resume at the end of a run, beside those of full attention.
 
     Attributes:
         run: The run.
@@ -338,7 +338,7 @@ class WideRuns(Runs):
         return not run.live_children and self.pool.live.get(run.serial) is run
 
     def _free_from_the_end(self, blocks: Sequence[Any], keep: int) -> int:
-        """How many blocks at the end of a run, after the first ``keep``, are free, and not to go last."""
+        """Count the free blocks at the end of a run, after the first ``keep``, that are not to go last."""
         tail, last = blocks[keep:], self._vllm._reuse_watchers
         if not last and not [block for block in tail if block.ref_cnt]:
             return len(tail)

@@ -214,7 +214,7 @@ def test_sessions_wait_for_answers_and_lose_no_slot(
     if load != "open":
         for request, before in enumerate(trace.predecessors().tolist()):
             if before >= 0:
-                expected = audited.ended[before] + trace.think_seconds[request]  # type: ignore[index]
+                expected = audited.ended[before] + trace.think_seconds[request]  # type: ignore[index]  # this trace has them
                 assert audited.load.arrivals[request] == pytest.approx(expected)
     if load == "clients":  # no client has more than one session under way
         assert trace.sessions is not None
