@@ -1,4 +1,4 @@
-"""What a plugin offers, checked before it is used: its entry point, its hooks, and what they return."""
+"""Checks of a plugin's offers before they are used: its entry point, its hooks, and what they return."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ __all__ = [
 
 Spec = TypeVar("Spec", PolicySpec, StorageSpec)
 
-RESERVED = frozenset({"", "optimum", "infinite"})
-"""Names that cannot be a policy's: on the command line they mean bounds, or nothing."""
+RESERVED = frozenset({"", "architecture", "optimum", "infinite"})
+"""Names that cannot be a policy's: on the command line they mean bounds, a target of --set, or nothing."""
 _OURS = re.compile(r"costcache\s*(?![\w.-])")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _NAME_OF = "letters, digits, '-' and '_'"
@@ -105,7 +105,11 @@ def check_hooks(plugin: object, marker_of: Callable[[object, str], Mapping[str, 
             raise PluginError(f"there is no hook {hook!r}: {hint}")
         if marker.get("wrapper") or marker.get("hookwrapper"):
             raise PluginError(f"hook {hook!r} is a wrapper: hooks of costcache cannot be wrapped")
-        _check_arguments(hook, getattr(plugin, attribute))
+        function = getattr(plugin, attribute)
+        _check_arguments(hook, function)
+        kind = _never_runs(function)
+        if kind is not None:
+            raise PluginError(f"hook {hook!r} is {kind}, whose body no call runs: make it a plain function")
         hooks.append(hook)
     if not hooks:
         raise PluginError("no function in it is marked @costcache.hookimpl")
@@ -115,6 +119,13 @@ def check_hooks(plugin: object, marker_of: Callable[[object, str], Mapping[str, 
             f"it has {useless[0]!r} and no 'match_model', so it would never be asked: claim the models "
             "that it is for"
         )
+
+
+def _never_runs(function: Any) -> str | None:
+    """What a function is, if a call of it runs none of its body; None for a plain one."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "async"
+    return "a generator" if inspect.isgeneratorfunction(function) else None
 
 
 def _check_arguments(hook: str, function: Callable[..., Any]) -> None:
@@ -154,7 +165,7 @@ def check_policies(offer: Any) -> None:
 
 
 def wrong_name(policy: str) -> str | None:
-    """What is wrong with the name of a policy, in words; None if nothing is."""
+    """Say what is wrong with the name of a policy; None if nothing is."""
     if policy in RESERVED:
         return "the name means something else"
     return None if _NAME.fullmatch(policy) else f"name it with {_NAME_OF}"
@@ -206,7 +217,7 @@ def _is_summary(value: Any) -> bool:
 
 
 def wrong_format(name: Any, found: Any) -> str | None:
-    """What is wrong with an offer of a trace format, in words; None if nothing is."""
+    """Say what is wrong with an offer of a trace format; None if nothing is."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return f"cannot be asked for: name it with {_NAME_OF}"
     if not isinstance(found, TraceFormat):
@@ -233,10 +244,11 @@ def _classes_in(make_order: Callable[..., Any]) -> list[type[VictimOrder]]:
 
 
 def check_methods(order: type[VictimOrder]) -> None:
-    """Check that no method of an order is a misspelt event, which nobody would ever call.
+    """Check that no method of an order is a misspelt event, which nobody would ever call, or never runs.
 
     Raises:
-        TypeError: A public method is named almost like an event, and no method of the class refers to it.
+        TypeError: A public method is named almost like an event, and no method of the class refers to it; or
+            an event is async, or a generator.
     """
     own: dict[str, Any] = {}
     for base in reversed(order.__mro__):
@@ -244,6 +256,12 @@ def check_methods(order: type[VictimOrder]) -> None:
             own |= vars(base)
     codes = [code for value in own.values() if (code := getattr(value, "__code__", None)) is not None]
     named = {name for code in codes for name in code.co_names}
+    for name in sorted(own.keys() & set(_EVENTS)):
+        kind = _never_runs(getattr(own[name], "__func__", own[name]))
+        if kind is not None:
+            raise TypeError(
+                f"{order.__name__}.{name} is {kind}, whose body no call runs: make it a plain function"
+            )
     for name, value in own.items():
         if (
             name.startswith("_")
@@ -263,7 +281,7 @@ def check_methods(order: type[VictimOrder]) -> None:
 
 
 def words_of(sees: Iterable[str]) -> str:
-    """What an order sees, in words."""
+    """The things that an order sees, in words."""
     return ", ".join(map(repr, sorted(sees)))
 
 

@@ -480,7 +480,7 @@ def _ffns(fields: Fields, count: int) -> list[Ffn]:
         return ["dense"] * count
     switched_off = not fields.flag("is_moe", default=True) or not fields.flag("enable_moe_block", True)
     experts = fields.optional_integer(*EXPERTS, least=0)
-    if experts == 1 and fields.model_type.startswith("hunyuan"):  # its classes are dense then
+    if experts == 1 and fields.model_type in ("hunyuan", "hunyuan_v1_dense"):  # their classes are dense then
         experts = 0
     if not experts or switched_off:
         return ["dense"] * count

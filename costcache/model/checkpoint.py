@@ -1,4 +1,4 @@
-"""What a checkpoint says about its own cache: the KV dtype of its quantisation, and its draft layers."""
+"""A checkpoint's own word on its cache: the KV dtype of its quantisation, and its draft layers."""
 
 from __future__ import annotations
 

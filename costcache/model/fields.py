@@ -90,6 +90,23 @@ _HEAD_DIMS = {
         "qwen3_next", "qwen4_exp_text", "vaultgemma",
     ),
 }  # fmt: skip
+# What the classes of these families fill in. A multimodal config of transformers states of its language model
+# only what differs (LLaVA, Pixtral, Qwen2-Audio); a file of the model alone states all of it.
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_INSIDE: dict[str, dict[str, Any]] = {
+    "llama": {**dict(zip(_SIZES, (4096, 11008, 32, 32), strict=True)), "vocab_size": 32_000},
+    "mistral": {
+        **dict(zip(_SIZES, (4096, 14336, 32, 32), strict=True)),
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "vocab_size": 32_000,
+    },
+    "qwen2": {
+        **dict(zip(_SIZES, (4096, 22016, 32, 32), strict=True)),
+        "num_key_value_heads": 32,
+        "vocab_size": 151_936,
+    },
+}
 # Families by their class, for configs that name none, or another's: Grok-2's says "git".
 _CLASSES = {"Grok1ForCausalLM": "grok", "Grok1ModelForCausalLM": "grok"}
 # How the names of ERNIE-VL's family begin: transformers', and the published one.
@@ -333,6 +350,9 @@ def text_fields(config: Mapping[str, Any], source: str) -> Fields:
                 f"{source} ({architecture}): {name} is {inner!r}; it must be an object: correct it"
             )
         part = inner
+    kind = part.get("model_type")
+    if part is not config and isinstance(kind, str):
+        part = {**_INSIDE.get(kind, {}), **part}
     fields = Fields(part, source, architecture)
     if fields.model_type.startswith(_ERNIE_VL):
         fields.data = {name: _text_value(name, value) for name, value in part.items()}

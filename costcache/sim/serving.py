@@ -140,7 +140,7 @@ class Server:
         self.head: RequestRecord | None = None  # of the head of the queue, once it was tried
         self.find: Callable[[Node, bytes, RequestRecord], Node] = tree.match
         clock = settings.clock
-        self.in_seconds = clock == "seconds" or (clock == "auto" and not trace.from_server)
+        self.in_seconds = clock == "seconds" or (clock == "auto" and trace.server is None)
         self.begin()
 
     def begin(self) -> None:
@@ -272,11 +272,15 @@ class Server:
             tokens = computed // tree.page_size * tree.page_size
         key = bytes(tree.part(bytes(self.keys[index]), 0, tokens))
         # The page of the last token may be cached already, though the request had to compute it.
-        leaf, reserved = self.extend(index, key, tokens, reserved, request)
+        leaf, left = self.extend(index, key, tokens, reserved, request)
+        if self.steps.frees_copies:
+            copies = min(leaf.depth + leaf.tokens - node.depth - node.tokens - (reserved - left), left)
+            self.pool.reserved -= copies
+            left -= copies
         if leaf is not node:
             self.pool.pin(leaf)
             self.pool.unpin(node)
-        return leaf, reserved
+        return leaf, left
 
     def extend(
         self, index: int, key: bytes, tokens: int, reserved: int, request: RequestRecord

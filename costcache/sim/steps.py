@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from costcache.sim.trace import RecordedServer
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -40,6 +42,9 @@ class Steps:
         page: Tokens per page.
         server: ``sglang`` or ``vllm``; empty if it is unknown.
         chunk: Prompt tokens that are computed at once; 0 for all.
+
+    Attributes:
+        frees_copies: Whether a request gives up its own copy of a page once it finds the page cached.
     """
 
     def __init__(self, page: int, server: str = "", chunk: int = 0) -> None:
@@ -47,6 +52,7 @@ class Steps:
         self._server = server
         # SGLang cuts chunks in whole pages, vLLM where its budget ends.
         self._chunk = max(page, chunk // page * page) if chunk and server == "sglang" else chunk
+        self.frees_copies = bool(server)
         self._spare = page if server == "sglang" and page > 1 else 0
 
     def most(self, prompt: int, output: int) -> int:
@@ -82,5 +88,6 @@ class Steps:
 
 def steps_of(settings: ServingSettings, trace: Trace, page: int) -> Steps:
     """The steps of the requests of a replay."""
-    chunk = trace.chunk if settings.chunk is None else settings.chunk
-    return Steps(page, trace.server, chunk or 0)
+    server = trace.server or RecordedServer()
+    chunk = server.chunk if settings.chunk is None else settings.chunk
+    return Steps(page, server.name, chunk or 0)

@@ -184,10 +184,10 @@ class Groups:
             table = tables[group.number]
             if stop > len(table):
                 return None
-            for block in table[start:stop]:
-                if block.block_hash is None:  # the null block has none either
-                    return None
-                blocks.append(block)
+            needed = table[start:stop]
+            if None in [block._block_hash for block in needed]:  # the null block has none either
+                return None
+            blocks += needed
         return blocks
 
 

@@ -33,6 +33,7 @@ class Recording:
         policy: Policy that chooses the victims.
         architecture: Class of the model.
         chunk: Tokens that a step computes of a prompt, at most.
+        trim: Tokens that victims are cut at multiples of; None if that is vLLM's business.
 
     Raises:
         SettingsError: A setting is wrong, or the folder cannot be written to.
@@ -46,6 +47,7 @@ class Recording:
         policy: str,
         architecture: str,
         chunk: int,
+        trim: int | None,
     ) -> None:
         from vllm import __version__
 
@@ -59,6 +61,7 @@ class Recording:
             architecture=architecture,
             capacity=(pool.num_gpu_blocks - 1) * page_size if len(groups) == 1 else None,
             chunk=chunk,
+            trim=trim,
         )
 
     def begin(self, request: Any) -> None:

@@ -70,7 +70,7 @@ def test_a_hybrid_class_without_states_may_describe_them() -> None:
 
 def test_latent_attention_that_is_switched_off_has_no_widths() -> None:
     """DeepSeek-OCR writes zeros; its language model names no family of its own."""
-    off = {
+    off: dict[str, Any] = {
         "use_mla": False, "kv_lora_rank": None, "q_lora_rank": None, "qk_nope_head_dim": 0,
         "qk_rope_head_dim": 0, "v_head_dim": 0,
     }  # fmt: skip
@@ -123,6 +123,8 @@ def test_a_width_that_counts_gate_and_up_together(family: str) -> None:
 def test_one_expert_is_a_dense_part_of_hunyuan() -> None:
     one = {"num_experts": 1, "moe_topk": 1, "num_shared_expert": 1}
     assert per_layer(read(model_type="hunyuan_v1_dense", **one)) == 3 * 64 * 128
+    experts = 2 * 3 * 64 * 128 + 64  # transformers' class of the other family has one, and a shared one
+    assert per_layer(read(model_type="hunyuan_v1_moe", **one)) == experts
     two = {"num_experts": 2, "moe_topk": 1, "num_shared_expert": 1}
     assert per_layer(read(model_type="hunyuan_v1_moe", **two)) == 2 * 3 * 64 * 128 + 64 * 2
 
@@ -134,6 +136,30 @@ def test_attention_in_chunks_of_which_each_sees_everything() -> None:
     assert "dual_chunk_attention_config (LlamaForCausalLM): sparse_attention_enabled is true" in refusal(
         dual_chunk_attention_config=sparse
     )
+
+
+@pytest.mark.parametrize(
+    ("inner", "layers", "heads", "kv_heads"),
+    [
+        ({"model_type": "llama", "vocab_size": 32_064}, 32, 32, 32),  # LLaVA 1.5
+        ({"model_type": "llama", "num_hidden_layers": 30}, 30, 32, 32),  # Janus
+        (  # Pixtral
+            {"model_type": "mistral", "hidden_size": 5120, "head_dim": 128, "num_hidden_layers": 40,
+             "num_key_value_heads": 8, "sliding_window": None},
+            40, 32, 8,
+        ),
+        ({"model_type": "qwen2", "intermediate_size": 11_008}, 32, 32, 32),  # Qwen2-Audio
+    ],
+)  # fmt: skip
+def test_a_language_model_inside_a_multimodal_one_states_what_differs(
+    inner: dict[str, Any], layers: int, heads: int, kv_heads: int
+) -> None:
+    outer = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    spec = ModelSpec.from_config({**outer, "text_config": inner})
+    assert spec.layers == (FullAttention(heads=heads, kv_heads=kv_heads, head_dim=128),) * layers
+    assert "is missing" in refusal({**outer, **inner})  # a file of its own states all of it
+    unknown = {**inner, "model_type": "unheard_of"}
+    assert "is missing" in refusal({**outer, "text_config": unknown})
 
 
 @pytest.mark.parametrize("scheme", ["static", "dynamic"])

@@ -351,7 +351,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch, make: Any) -> PluginManager:
         ("next_victim", None),
         ("next_victim", "nonsense"),
         ("next_victim", lambda: Victim(STRANGER)),
-        ("next_victim", lambda: Victim(STRANGER, tokens="many")),  # type: ignore[arg-type]
+        ("next_victim", lambda: Victim(STRANGER, tokens="many")),  # type: ignore[arg-type]  # the fault
     ],
 )
 @pytest.mark.parametrize("at", [1, 60])
