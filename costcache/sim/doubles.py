@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from typing import Final
 
 __all__ = ["Doubles"]
@@ -29,7 +30,7 @@ class Doubles:
         """Start without extents."""
         self.stays = math.inf
         self.saved = 0
-        self._since: dict[int, float] = {}
+        self._since: OrderedDict[int, float] = OrderedDict()  # whose first entry is found at once
 
     def add(self, extent: int, now: float) -> None:
         """The device got an extent, in seconds, of which the host has a copy."""
