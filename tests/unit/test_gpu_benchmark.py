@@ -47,8 +47,66 @@ def test_a_policy_has_settings_and_a_folder(
 ) -> None:
     policy = load("replay").Policy.read(text)
     assert policy == (text, name, settings, folder)
+    chosen = load("sglang_server").SglangServer.arguments(Path("model"), 100, name, settings, 2, {"port": 9})
     config = {"radix_eviction_policy_config": settings} if settings else {}
-    assert policy.arguments == {"radix_eviction_policy": name, **config}
+    arguments = {"model_path": "model", "max_total_tokens": 100, "radix_eviction_policy": name, "port": 9}
+    assert chosen == {**arguments, **config}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "asks"),
+    [
+        ("stock", {}, None),
+        ("hazard", {}, {"policy": "hazard"}),
+        ("hazard", {"policy_settings": {"probes": 2}}, {"policy": "hazard", "policy_settings": {"probes": 2}}),
+    ],
+)
+def test_vllm_is_asked_for_a_policy_and_a_pool(
+    load: Any, name: str, settings: dict[str, Any], asks: dict[str, Any] | None
+) -> None:
+    server = load("vllm_server").VllmServer
+    chosen = server.arguments(Path("model"), 330, name, settings, 0, {"block_size": 32})
+    # One block more than the pool has: vLLM keeps it for itself.
+    assert chosen == {"model": "model", "num_gpu_blocks_override": 11, "costcache": asks, "block_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "asks", "tier"),
+    [
+        ("stock+vllm-arc", None, {"eviction_policy": "arc"}),
+        (
+            "stock+hazard",
+            None,
+            {"eviction_policy": "hazard", "cache_policy_module_path": "costcache.vllm.offload"},
+        ),
+        (
+            "lru+costcache",
+            {"policy": "lru"},
+            {"eviction_policy": "costcache", "cache_policy_module_path": "costcache.vllm.offload"},
+        ),
+    ],
+)
+def test_vllms_tier_has_a_policy_of_its_own(
+    load: Any, name: str, asks: dict[str, Any] | None, tier: dict[str, Any]
+) -> None:
+    connector = {
+        "kv_connector": "OffloadingConnector",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1000},
+    }
+    more = {"kv_transfer_config": connector}
+    chosen = load("vllm_server").VllmServer.arguments(Path("model"), 320, name, {}, 0, more)
+    assert chosen["costcache"] == asks
+    assert chosen["kv_transfer_config"] == {
+        **connector,
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1000, **tier},
+    }
+    assert connector["kv_connector_extra_config"] == {"cpu_bytes_to_use": 1000}
+
+
+@pytest.mark.parametrize(("name", "more"), [("hazard+lru", {}), ("hazard", {"kv_transfer_config": {}})])
+def test_a_tier_and_its_policy_go_together(load: Any, name: str, more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"NAME\+TIER"):
+        load("vllm_server").VllmServer.arguments(Path("model"), 320, name, {}, 0, more)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +143,7 @@ def test_a_run_with_settings_or_of_another_build_is_reported_apart(load: Any) ->
         "workload": {"source": "chat", "requests": 1500, "shrink": 1, "outputs": 0.125, "rate": 18.0},
         "clients": None,
         "pool": 32730,
-        "engine": load("replay").ENGINE,
+        "engine": load("sglang_server").ENGINE,
         "packages": {"costcache": "0.1.0 (compiled)"},
         "order": ["costcache", 'costcache{"headroom": 0.005}'],
         "policy": "costcache",
