@@ -52,7 +52,7 @@ class WideRun(Run):
 
 
 class End(State):
-    """What a request needs to resume at the end of a run, beside the blocks of full attention.
+    """The blocks that a request needs to resume at the end of a run, beside those of full attention.
 
     Attributes:
         run: The run.
@@ -96,8 +96,8 @@ class WideRuns(Runs):
         self._kv: dict[int, int] = {}  # runs that have a block, by its id: of copies, some may share one
         self._ends: dict[int, tuple[End, ...]] = {}  # ends that have a block, by its id
         super().__init__(binding, vllm, blocks)
-        if self._step:
-            self._step = ceil(self._step / groups.step) * groups.step
+        if self.trim_step:
+            self.trim_step = ceil(self.trim_step / groups.step) * groups.step
 
     # -- runs --------------------------------------------------------------------------------
 
@@ -107,33 +107,42 @@ class WideRuns(Runs):
         start, end = run.depth, run.depth + run.tokens
         for group in self.groups.others:
             run.rows.append(held.tables[group.number][start // group.size : end // group.size])
-        for row in (run.blocks, *run.rows):
-            for block in row:
-                self._enter(block)
+        self._enter(run.blocks)
+        for row in run.rows:
+            self._enter(row)
         return run
 
-    def _enter(self, block: Any) -> None:
-        """One more run has a block."""
-        number, kv = block.block_id, self._kv
-        others = kv.get(number, 0)
-        kv[number] = others + 1
-        if not others:
-            self.spare.pop(number, None)
-            if number in self._ends:
-                self._joined(number)
-
-    def _leave(self, block: Any) -> None:
-        """One run less has a block. It is spare, if nothing else has it."""
-        number, kv = block.block_id, self._kv
-        others = kv[number] - 1
-        if others:
-            kv[number] = others
+    def _enter(self, blocks: list[Any]) -> None:
+        """One more run has these blocks."""
+        kv, spare, ends = self._kv, self.spare, self._ends
+        numbers = [block.block_id for block in blocks]
+        new = dict.fromkeys(numbers, 1)
+        # As a rule nothing else has them, which is seen at once.
+        if len(new) == len(numbers) and kv.keys().isdisjoint(numbers) and ends.keys().isdisjoint(numbers):
+            kv.update(new)
+            for number in spare.keys() & new.keys():
+                del spare[number]
             return
-        del kv[number]
-        if number in self._ends:
-            self._left(number)
-        else:
-            self._give_up(block)
+        for number in numbers:
+            others = kv.get(number, 0)
+            kv[number] = others + 1
+            if not others:
+                spare.pop(number, None)
+                if number in ends:
+                    self._joined(number)
+
+    def _leave(self, blocks: Iterable[Any]) -> None:
+        """One run less has these blocks. They are spare, if nothing else has them."""
+        kv, spare, ends, last = self._kv, self.spare, self._ends, self._vllm._reuse_watchers
+        for block in blocks:
+            number = block.block_id
+            others = kv.pop(number) - 1
+            if others:
+                kv[number] = others
+            elif number in ends:
+                self._left(number)
+            elif not block.ref_cnt and block._block_hash is not None and number not in last:
+                spare[number] = block  # see _give_up
 
     def _split(self, run: Run, count: int) -> Run:
         prefix = super()._split(run, count)
@@ -164,8 +173,7 @@ class WideRuns(Runs):
                 gone += reversed(run.rows[index][here:])
                 del run.rows[index][here:]
         super()._drop_tail(run, keep)
-        for block in gone:
-            self._leave(block)
+        self._leave(gone)
 
     def _joined(self, number: int) -> None:
         """A block that ends have is in a run, too."""
@@ -176,22 +184,23 @@ class WideRuns(Runs):
     def _give_up(self, block: Any) -> None:
         """Nothing needs a block any more: it is spare, once it is free."""
         number = block.block_id
-        if not block.ref_cnt and block.block_hash is not None and number not in self._vllm._reuse_watchers:
+        if not block.ref_cnt and block._block_hash is not None and number not in self._vllm._reuse_watchers:
             self.spare[number] = block
 
     # -- what vLLM does with blocks ------------------------------------------------------------
 
     def touched(self, blocks: Iterable[Any]) -> None:
         """Blocks have one more reference each."""
+        spare = self.spare
         for block in blocks:
             if block.ref_cnt == 1:
-                self.spare.pop(block.block_id, None)
+                spare.pop(block.block_id, None)
 
     def freed(self, blocks: Iterable[Any]) -> None:
         """Blocks have one reference less each."""
         kv = self._kv
         for block in blocks:
-            if not block.ref_cnt and not block.is_null and block.block_id not in kv:
+            if block.block_id not in kv:
                 self._give_up(block)
 
     def lose(self, block: Any) -> None:
@@ -213,8 +222,8 @@ class WideRuns(Runs):
                         if number < len(table) and table[number].block_hash is not None and _has(held, run):
                             copy = table[number]
                     row[at] = copy
-                    self._enter(copy)
-                    self._leave(block)
+                    self._enter([copy])
+                    self._leave([block])
                     return True
         return False
 
@@ -248,26 +257,59 @@ class WideRuns(Runs):
 
     def victims(self, count: int) -> list[Any]:
         """Take so many blocks out of the free list: those without contents, spare ones, the policy's."""
-        taken = self.taken
-        empty = self._empty(count)
-        if empty:
-            taken += self._adapter.first(empty)
-            for block in taken:
+        taken, spare = self.taken, self.spare
+        if self.lost:
+            empty = self._empty(count)
+            if empty:
+                taken += self._adapter.first(empty)
+        else:
+            self._take_empty(count)
+        if not self._kv.keys().isdisjoint([block.block_id for block in taken]):
+            for block in list(taken):
                 if block.block_id in self._kv:  # it lost its contents while it was in use
                     self.lose(block)
         missing = count - len(taken)
         if missing > 0:
-            if missing > len(self.spare):
-                self._evict(missing - len(self.spare))
-            for block in list(itertools.islice(self.spare.values(), missing)):
-                del self.spare[block.block_id]
-                self._queue.remove(block)
-                taken.append(block)
+            if missing > len(spare):
+                self._evict(missing - len(spare))
+            self._take([spare.pop(number) for number in list(itertools.islice(spare, missing))])
         while len(taken) < count:  # something else than a request holds what follows, or it goes last
             block = self._adapter.first(1)[0]
             taken.append(block)
             self.lose(block)
         return taken
+
+    def _take_empty(self, count: int) -> None:
+        """Take blocks without contents out of the free list, up to a count; they come first in it."""
+        queue, taken = self._queue, self.taken
+        head = queue.fake_free_list_head
+        block = head.next_free_block
+        for _ in range(count):
+            if block._block_hash is not None:
+                break
+            taken.append(block)
+            after = block.next_free_block
+            block.prev_free_block = block.next_free_block = None
+            block = after
+        if taken:
+            head.next_free_block, block.prev_free_block = block, head
+            queue.num_free_blocks -= len(taken)
+
+    def _take(self, blocks: list[Any]) -> None:
+        """Take blocks out of the free list, together where they follow each other there, as most do."""
+        before: Any = None
+        after: Any = None
+        for block in blocks:
+            if block is not after:
+                if after is not None:
+                    before.next_free_block, after.prev_free_block = after, before
+                before = block.prev_free_block
+            after = block.next_free_block
+            block.prev_free_block = block.next_free_block = None
+        if after is not None:
+            before.next_free_block, after.prev_free_block = after, before
+        self._queue.num_free_blocks -= len(blocks)
+        self.taken += blocks
 
     def _evict(self, blocks: int) -> None:
         """Make that many blocks spare."""
@@ -280,7 +322,7 @@ class WideRuns(Runs):
             return Refused.NOT_A_LEAF
         if run.locks:
             return Refused.LOCKED
-        tokens, size, step = run.tokens, self.size, self._step
+        tokens, size, step = run.tokens, self.size, self.trim_step
         if victim.tokens is not None:
             needed = victim.at_most(needed)
         keep = max(0, tokens - needed) // size if step else 0
@@ -296,11 +338,13 @@ class WideRuns(Runs):
         return not run.live_children and self.pool.live.get(run.serial) is run
 
     def _free_from_the_end(self, blocks: Sequence[Any], keep: int) -> int:
-        """How many blocks at the end of a run, after the first ``keep``, are free, and not to go last."""
-        last = self._vllm._reuse_watchers
+        """Count the free blocks at the end of a run, after the first ``keep``, that are not to go last."""
+        tail, last = blocks[keep:], self._vllm._reuse_watchers
+        if not last and not [block for block in tail if block.ref_cnt]:
+            return len(tail)
         count = 0
-        for at in range(len(blocks) - 1, keep - 1, -1):
-            if blocks[at].ref_cnt or blocks[at].block_id in last:
+        for block in reversed(tail):
+            if block.ref_cnt or block.block_id in last:
                 break
             count += 1
         return count
@@ -442,9 +486,10 @@ class EndRuns(WideRuns):
         self, held: Held, blocks: Sequence[Any], end: int, *, found: bool = False, new: bool = False
     ) -> None:
         """Let a request's path go on; see the base class."""
+        before = held.length
         super().advance(held, blocks, end, found=found, new=new)
         if self._shadow is not None and held.shadow is not None and not found:
-            self._shadow.go_on(held.shadow, held.length)
+            self._shadow.go_on(held.shadow, held.length, before)
 
     def _needed(self) -> int:
         """Blocks that the tree or an end needs."""
@@ -486,14 +531,18 @@ class EndRuns(WideRuns):
                 if held.request.lru_matched is not None and counts:
                     held.request.lru_matched = path.found * self.size
         if isinstance(end, End):
-            if found and any(end not in self._ends.get(block.block_id, ()) for block in blocks):
-                self._swap(end, blocks)  # a copy of it was found
+            if found and blocks != end.blocks and self._is_copy(end, blocks):
+                self._swap(end, blocks)
         else:
             step = self.groups.step
             end = self._attach(run, blocks, parts=boundary == request.shared_prefix_boundary // step * step)
         if found:
             end.recent = True
             self.pool.consume(run, counts=counts)
+
+    def _is_copy(self, end: End, blocks: list[Any]) -> bool:
+        """Whether not all of the blocks are those of an end."""
+        return any(end not in self._ends.get(block.block_id, ()) for block in blocks)
 
     def release(self, held: Held) -> None:
         """The blocks of a request were freed; see the base class. An end without blocks goes by its run."""
@@ -542,21 +591,22 @@ class EndRuns(WideRuns):
 
     def _gain(self, end: End) -> None:
         """An end has its blocks from now on."""
-        ends, kv = self._ends, self._kv
-        end.held = end.alone = 0
-        for block in end.blocks:
-            number = block.block_id
-            others = ends.get(number, ())
-            ends[number] = (*others, end)
-            end.held += block.ref_cnt > 0
-            if number not in kv:
-                if not others:
-                    end.alone += 1
-                    self.spare.pop(number, None)
-                elif len(others) == 1:
+        ends, kv, spare = self._ends, self._kv, self.spare
+        one, alone = (end,), 0
+        for number in [block.block_id for block in end.blocks]:
+            others = ends.get(number)
+            if others is None:
+                ends[number] = one
+                if number not in kv:
+                    alone += 1
+                    spare.pop(number, None)
+            else:
+                ends[number] = (*others, end)
+                if len(others) == 1 and number not in kv:
                     self._count(others[0], -1)
+        end.alone, end.held = alone, len([True for block in end.blocks if block.ref_cnt])
         if not end.held:
-            self._free += end.alone
+            self._free += alone
 
     def _part_with(self, end: End) -> None:
         """An end gives up its blocks. Those that nothing else needs are spare."""
@@ -565,15 +615,13 @@ class EndRuns(WideRuns):
             self._free -= end.alone
         for block in reversed(end.blocks):
             number = block.block_id
-            others = tuple(each for each in ends[number] if each is not end)
-            if others:
-                ends[number] = others
+            having = ends.pop(number)
+            if len(having) > 1:
+                ends[number] = others = tuple(each for each in having if each is not end)
                 if len(others) == 1 and number not in kv:
                     self._count(others[0], 1)
-            else:
-                del ends[number]
-                if number not in kv:
-                    self._give_up(block)
+            elif number not in kv:
+                self._give_up(block)
 
     def _count(self, end: End, more: int) -> None:
         end.alone += more
@@ -612,26 +660,34 @@ class EndRuns(WideRuns):
 
     def touched(self, blocks: Iterable[Any]) -> None:
         """Blocks have one more reference each."""
-        for block in blocks:
-            if block.ref_cnt == 1:
-                number = block.block_id
-                self.spare.pop(number, None)
-                for end in self._ends.get(number, ()):
-                    if not end.held:
-                        self._free -= end.alone
-                    end.held += 1
+        known, spare = self._ends, self.spare
+        numbers = [block.block_id for block in blocks if block.ref_cnt == 1]
+        if spare:
+            for number in numbers:
+                spare.pop(number, None)
+        if known.keys().isdisjoint(numbers):
+            return
+        for number in numbers:
+            for end in known.get(number, ()):
+                if not end.held:
+                    self._free -= end.alone
+                end.held += 1
 
     def freed(self, blocks: Iterable[Any]) -> None:
         """Blocks have one reference less each. An end is as recent as the first of its blocks to be free."""
-        kv, known, clock = self._kv, self._ends, self.pool.clock
+        known, spare, last, clock = self._ends, self.spare, self._vllm._reuse_watchers, self.pool.clock
+        # Blocks of the tree are in no end, but for those that a drafter needs.
+        kv: dict[int, int] = {} if self.groups.proven else self._kv
         for block in blocks:
-            if block.ref_cnt or block.is_null:
+            if block.ref_cnt or block._block_hash is None:  # the null block has none either
                 continue
             number = block.block_id
+            if number in kv:
+                continue
             ends = known.get(number)
             if ends is None:
-                if number not in kv:
-                    self._give_up(block)
+                if number not in self._kv and number not in last:
+                    spare[number] = block  # see _give_up
                 continue
             for end in ends:
                 end.held -= 1
@@ -725,7 +781,7 @@ def _priced(binding: Binding, groups: Groups) -> Binding:
     token = binding.cost.token.model_copy(
         update={
             "kv_bytes": max(1, round(groups.block_bytes * groups.density / groups.first.size)),
-            "state_bytes": groups.block_bytes * groups.end_blocks,
+            "state_bytes": max(1, round(groups.block_bytes * groups.end_blocks)),  # chunks of a block: 0
         }
     )
     return replace(binding, cost=binding.cost.model_copy(update={"token": token}))

@@ -7,10 +7,11 @@ of recurrent layers the state at the very end. Such an end is a multiple of all 
 
 from __future__ import annotations
 
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["Group", "Groups", "why_not_groups"]
 
@@ -51,6 +52,14 @@ class Group:
             return boundary // self.chunk * self.chunk // self.size, stop
         return max(0, stop - self._window - self.ahead), stop
 
+    def blocks_of_an_end(self, step: int) -> float:
+        """Blocks of an end far into a prompt: of a chunk, their mean over the boundaries, every ``step``."""
+        if self.chunk is None:
+            start, stop = self.span(FAR)
+            return stop - start
+        spans = [self.span(at) for at in range(0, lcm(step, self.chunk), step)]
+        return sum(stop - start for start, stop in spans) / len(spans)
+
 
 class Groups:
     """The groups of one KV cache manager.
@@ -63,6 +72,8 @@ class Groups:
         step: Tokens of which every boundary is a multiple.
         density: Blocks of full attention for each block of the first group.
         block_bytes: Bytes of a block on one rank.
+        end_blocks: Blocks of an end, beside those of full attention; their mean, if ends differ.
+        free_ends: Tokens between boundaries where an end needs blocks of full attention alone; 0 without.
     """
 
     def __init__(self, manager: Any) -> None:
@@ -86,7 +97,10 @@ class Groups:
             group.kv_cache_spec.page_size_bytes * max(1, len(group.layer_names))
             for group in config.kv_cache_groups
         )
-        self.end_blocks = sum(stop - start for start, stop in (group.span(FAR) for group in self.ends))
+        self.free_ends = 0
+        if self.ends and all(group.chunk for group in self.ends):
+            self.free_ends = lcm(self.step, *(group.chunk or 1 for group in self.ends))
+        self.end_blocks = sum(group.blocks_of_an_end(self.step) for group in self.ends)
 
     @property
     def needs_ends(self) -> bool:
@@ -148,6 +162,17 @@ class Groups:
             own += stop - start
         return own
 
+    def adds(self, boundary: int, after: Iterable[int]) -> bool:
+        """Whether an end has blocks, beside those of full attention, that no end ``after`` it has."""
+        first = [
+            (group, start) for group in self.ends for start, stop in (group.span(boundary),) if start < stop
+        ]
+        for each in after:
+            first = [(group, start) for group, start in first if start < group.span(each)[0]]
+            if not first:
+                break
+        return bool(first)
+
     def end(self, tables: Sequence[list[Any]], boundary: int) -> list[Any] | None:
         """The blocks, beside those of full attention, from which a request resumes at a boundary.
 
@@ -159,10 +184,10 @@ class Groups:
             table = tables[group.number]
             if stop > len(table):
                 return None
-            for block in table[start:stop]:
-                if block.block_hash is None:  # the null block has none either
-                    return None
-                blocks.append(block)
+            needed = table[start:stop]
+            if None in [block._block_hash for block in needed]:  # the null block has none either
+                return None
+            blocks += needed
         return blocks
 
 

@@ -83,12 +83,12 @@ class MixedBlocks(Blocks):
         runs = self.runs
         if runs is None:
             return
-        size, prompt = runs.size, request.num_prompt_tokens
+        prompt = request.num_prompt_tokens // runs.size
         life: Life | None = getattr(request, "_costcache", None)
         held = None if life is None else life.held
         done = 0 if held is None else held.length
-        if (done + 1) * size <= prompt:
-            count = min(self._groups.cached(request.request_id), prompt // size)
+        if done < prompt:
+            count = min(self._groups.cached(request.request_id), prompt)
             if count > done:
                 self._guarded("following a request", self._computed, request, count, new=True)
 

@@ -3,7 +3,8 @@
 A request resumes from an end, so what LRU finds is the longest of the ends on the request's path that it
 still has. The shadow keeps the ends that ``lru`` would keep, with the blocks that each of them needs, and
 gives them up as ``lru`` does: blocks after the last end of a path first, then the end that is least recent,
-alone if others follow it and else with the blocks back to the one before it.
+alone if others follow it and else with the blocks back to the one before it. An end whose blocks are those of
+the next one, too, as within a chunk of local attention, stays as long as that one.
 
 No block is looked at twice. A *stretch* stands for the blocks of full attention between two ends, named by
 vLLM's own hashes; so does one that leads to several stretches and whose end is gone. A request looks up the
@@ -26,7 +27,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from costcache.vllm.groups import Groups
 
@@ -114,6 +115,7 @@ class ShadowEnds:
         self._groups = groups
         self._size = groups.first.size
         self._density = groups.density
+        self._free = groups.free_ends // self._size  # blocks between ends that are KV of full attention alone
         self._root = _Stretch(None, [], 0)
         self._ends: dict[bytes, _Stretch] = {}  # by the hash of the block before it; of copies, the newest
         self._first: dict[bytes, _Stretch] = {}  # likewise, by the hash of the first block
@@ -187,8 +189,8 @@ class ShadowEnds:
             end.after[tail] = None
         path.found = at
 
-    def go_on(self, path: ShadowPath, count: int) -> None:
-        """A request has computed its first ``count`` blocks."""
+    def go_on(self, path: ShadowPath, count: int, before: int) -> None:
+        """A request has computed its first ``count`` blocks; the cache had the first ``before`` of them."""
         tail = path.tail
         if count > len(path.names):  # it has generated some
             path.names = path.hashes[self._every - 1 :: self._every]
@@ -198,8 +200,14 @@ class ShadowEnds:
                 self._first[more[0]] = tail
             tail.names += more
             self.blocks += len(more) * self._density
+        made: list[int] = []
+        if self._free and tail.start < before:  # the cache found what LRU has to compute
+            made += range((tail.start // self._free + 1) * self._free, before + 1, self._free)
         if path.parts and count >= path.parts:
-            at, path.parts = path.parts, 0
+            made.append(path.parts)
+            made.sort()
+            path.parts = 0
+        for at in made:
             self.mark(path, at)
 
     def mark(self, path: ShadowPath, at: int) -> None:
@@ -242,7 +250,9 @@ class ShadowEnds:
                 else:  # it was found after all
                     self._dead.popleft()
             elif self._line:
-                self._give_up(self._line.popitem(last=False)[0])
+                end = self._line.popitem(last=False)[0]
+                if self._frees(end):
+                    self._give_up(end)
             else:
                 break
 
@@ -265,15 +275,23 @@ class ShadowEnds:
         self.blocks -= end.own
         end.own = 0
         self._count_below(end)
+        before = _end_before(end)
+        if before is not None and not before.pins and before not in self._line:
+            self._line[before] = None  # it was kept for this one, which was as recent
+            self._line.move_to_end(before, last=False)
         self._settle(end)
+
+    def _frees(self, end: _Stretch) -> bool:
+        """Whether LRU gains by giving up an end: nothing follows it, or ends after it lack some block."""
+        size = self._size
+        return not end.after or self._groups.adds(
+            end.stop * size, (each.stop * size for each in _ends_after(end))
+        )
 
     def _count_below(self, stretch: _Stretch) -> None:
         """Ends after a stretch share blocks with its end from now on, or no longer."""
-        for each in stretch.after:
-            if each.is_end:
-                self._count(each)
-            else:
-                self._count_below(each)
+        for each in _ends_after(stretch):
+            self._count(each)
 
     def _settle(self, stretch: _Stretch) -> None:
         """A stretch has lost its end, or one that followed it."""
@@ -312,9 +330,7 @@ class ShadowEnds:
         self._count_below(stretch)
 
     def _count(self, end: _Stretch) -> None:
-        before = end.above
-        while before is not None and not before.is_end:
-            before = before.above
+        before = _end_before(end)
         size = self._size
         own = self._groups.own(0 if before is None else before.stop * size, end.stop * size)
         self.blocks += own - end.own
@@ -339,6 +355,24 @@ class ShadowEnds:
         name = stretch.names[0]
         if self._first.get(name) is stretch:
             del self._first[name]
+
+
+def _ends_after(stretch: _Stretch) -> Iterator[_Stretch]:
+    """The next stretches after one whose ends LRU has, on each path."""
+    after = list(stretch.after)
+    for each in after:  # which grows
+        if each.is_end:
+            yield each
+        else:
+            after += each.after
+
+
+def _end_before(stretch: _Stretch) -> _Stretch | None:
+    """The last stretch before one whose end LRU has."""
+    before = stretch.above
+    while before is not None and not before.is_end:
+        before = before.above
+    return before
 
 
 def _common(first: Sequence[bytes], second: Sequence[bytes]) -> int:

@@ -71,6 +71,9 @@ def test_every_policy_serves_every_kind(kind: Kind, policy: str) -> None:
             running.append(req)
         check_records(server.cache)
     server.drain()
+    pool = server.cache.pools.kv
+    assert (pool.policy, pool.fallbacks) == (policy, 0)
+    assert pool.counters.evictions > 0
 
 
 def test_a_giant_leaf_loses_one_page_for_one_token() -> None:

@@ -125,7 +125,7 @@ def test_random_operations(policy: str, page_size: int, chunk: int, eagle: bool)
             else:  # SGLang's own walk, over nodes that we name
                 freed = cache.evict_for_alloc(
                     EvictParams(num_tokens=count),
-                    allocation_reclaim_satisfied=lambda: allocator.available_size() >= before + enough,  # noqa: B023
+                    allocation_reclaim_satisfied=lambda: allocator.available_size() >= before + enough,  # noqa: B023 # called at once
                 ).num_tokens_evicted
             assert enough <= freed <= evictable
             assert allocator.available_size() == before + freed

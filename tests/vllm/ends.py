@@ -127,7 +127,9 @@ def check_shadow(shadow: ShadowEnds) -> None:
         size = shadow._size
         own = shadow._groups.own(0 if before is None else before.stop * size, stretch.stop * size)
         assert stretch.own == (own if stretch.is_end else 0)
-        assert (stretch in shadow._line) == (stretch.is_end and not stretch.pins)
+        assert stretch not in shadow._line or (stretch.is_end and not stretch.pins)
+        if stretch.is_end and not stretch.pins and stretch not in shadow._line:
+            assert not shadow._frees(stretch)
         if not stretch.after and stretch.names and not stretch.is_end:
             assert stretch in shadow._dead or stretch.grows
     assert abs(shadow.blocks - blocks) < 1e-6

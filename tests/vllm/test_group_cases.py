@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.ends import SIZE, full, mixed, states, window
+from tests.vllm.ends import SIZE, chunked, full, mixed, states, window
 from tests.vllm.serving import Server, bind
 
 WORDS = 50_000
@@ -110,13 +110,14 @@ def chats(manager: Any, policy: str | None, *, requests: int = 400, seed: int = 
 HYBRIDS: dict[str, Callable[[int | None], Any]] = {
     "states": lambda kept: mixed(700, full(), states(), states(), states(), retention=kept),
     "a window": lambda kept: mixed(700, full(), window(128), retention=kept),
+    "chunks": lambda kept: mixed(700, full(), chunked(256), retention=kept),
 }
 
 
 @pytest.mark.parametrize("kept", [0, None], ids=["sparse", "dense"])
 @pytest.mark.parametrize("hybrid", HYBRIDS)
 def test_conversations_beside_documents(hybrid: str, kept: int | None) -> None:
-    """States and KV push each other out, as on Qwen3-Next; and windows and KV, as on gpt-oss."""
+    """States and KV push each other out, as on Qwen3-Next; windows, as on gpt-oss; chunks, as on Llama-4."""
     stock, lru, hazard = (chats(HYBRIDS[hybrid](kept), policy) for policy in (None, "lru", "hazard"))
     assert lru > stock - 0.5
     assert hazard > stock + 2

@@ -17,6 +17,7 @@ from costcache.plugins import get_plugins
 from costcache.policies.hazard import HazardStates
 from costcache.settings import Settings
 from costcache.vllm.ends import EndRuns, WideRuns
+from costcache.vllm.groups import Groups
 from costcache.vllm.registration import why_not
 from tests.vllm.ends import SIZE, chunked, full, mixed, states, window
 from tests.vllm.fuzz import run
@@ -31,6 +32,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     "two of full attention": lambda **more: mixed(300, full(), full(32), **more),
     "three sizes": lambda **more: mixed(500, full(16), full(32), window(64, 32), window(48, 16), **more),
     "chunks": lambda **more: mixed(400, full(), chunked(96), **more),
+    "long chunks": lambda **more: mixed(500, full(), chunked(256), **more),
     "a drafter": lambda **more: mixed(400, full(), window(64), use_eagle=True, **more),
 }
 STEPS = int(os.environ.get("FUZZ_STEPS", "400"))
@@ -89,6 +91,30 @@ def test_every_policy_serves_a_model_with_states(policy: str) -> None:
     pool = server.pool.costcache.runs.pool
     assert (pool.policy, pool.fallbacks) == (policy, 0)
     assert pool.counters.evictions > 10
+
+
+@pytest.mark.parametrize("policy", served("llama-4-scout"))
+@pytest.mark.parametrize("tokens", [8, 256, 8192])
+def test_every_policy_serves_a_model_with_chunks(tokens: int, policy: str) -> None:
+    """Of any length: shorter than a block, so that ends have no blocks; of powers of two, as Llama-4's."""
+    server = Server(mixed(200, full(), chunked(tokens)), of("llama-4-scout", policy))
+    run(server, 200, seed=3, evictions=True)
+    pool = server.pool.costcache.runs.pool
+    assert (pool.policy, pool.fallbacks) == (policy, 0)
+    assert pool.counters.evictions > 10
+
+
+def test_an_end_has_the_bytes_of_its_blocks() -> None:
+    for spec, blocks in (
+        (window(64), 4),
+        (states(), 1),
+        (chunked(8), 0),
+        (chunked(16), 0),
+        (chunked(32), 0.5),
+        (chunked(256), 7.5),
+        (chunked(8192), 255.5),
+    ):
+        assert Groups(mixed(100, full(), spec)).end_blocks == blocks
 
 
 def test_the_policy_that_is_named_for_windows_in_a_pool_of_their_own_is_not_used() -> None:

@@ -17,7 +17,7 @@ from tests.vllm.serving import Server
 from tests.vllm.test_group_cases import HYBRIDS, chats, gemma, seats
 from tests.vllm.test_groups import MODELS
 
-ENDS = [model for model in MODELS if model not in {"two of full attention", "chunks", "a drafter"}]
+ENDS = [model for model in MODELS if model not in {"two of full attention", "a drafter"}]
 
 
 def said(monkeypatch: pytest.MonkeyPatch) -> list[RequestRecord]:
