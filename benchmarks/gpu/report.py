@@ -101,7 +101,10 @@ class Run:
     def label(self) -> str:
         """The policy, with costcache's build if the line names it."""
         _, known, build = str(self.line["packages"].get("costcache", "")).partition(" (")
-        ours = self.policy.startswith("costcache") if self.server == "sglang" else self.name != "stock"
+        if self.server == "sglang":
+            ours = self.name.startswith("costcache")
+        else:
+            ours = any(not part.startswith(("stock", "vllm-")) for part in self.name.split("+"))
         return f"{self.policy} ({build}" if known and ours else self.policy
 
     def column(self, key: str) -> np.ndarray[Any, np.dtype[np.float64]]:
