@@ -175,12 +175,9 @@ def has_host(line: dict[str, Any]) -> bool:
     return bool(line["engine"].get("enable_hierarchical_cache") or line["engine"].get("kv_transfer_config"))
 
 
-def host_bytes(line: dict[str, Any], token_bytes: int) -> int:
-    """Size of the tier in host memory."""
-    engine = line["engine"]
-    if server_of(line) == "sglang":
-        return int(engine["hicache_ratio"] * line["pool"] * token_bytes)
-    return int(engine["kv_transfer_config"]["kv_connector_extra_config"]["cpu_bytes_to_use"])
+def vllm_tier(line: dict[str, Any]) -> int:
+    """Bytes of vLLM's tier in host memory."""
+    return int(line["engine"]["kv_transfer_config"]["kv_connector_extra_config"]["cpu_bytes_to_use"])
 
 
 def predict(runs: Sequence[Run], traces: Path, decode: float | None) -> dict[str, Predicted]:
@@ -222,7 +219,7 @@ def predict(runs: Sequence[Run], traces: Path, decode: float | None) -> dict[str
             continue
         chosen = settings_of(run)
         if has_host(line):
-            host = host_bytes(line, simulator.token_bytes)
+            host = vllm_tier(line) if vllm else int(engine["hicache_ratio"] * pool * simulator.token_bytes)
             below = TiersBelow(host=host, write=engine.get("hicache_write_policy", "write_through"))
             outcome = simulator.tiered(chosen, pool, below, serving=serving)
             tiered = make_tiered_run(outcome, simulator, chosen, "", pool, below)
@@ -258,10 +255,9 @@ def show(runs: Sequence[Run], traces: Path, decode: float | None) -> None:
     )
     engine = line["engine"]
     if has_host(line) and runs[0].server == "vllm":
-        gigabytes = host_bytes(line, 0) / 1e9
         print(
-            f"The tier in host memory has {gigabytes:g} GB, and everything is stored in it. A policy is "
-            "NAME+TIER; `vllm-lru` and `vllm-arc` are vLLM's own.\n"
+            f"The tier in host memory has {vllm_tier(line) / 1e9:.1f} GB, and everything is stored in it. A "
+            "policy is NAME+TIER; `vllm-lru` and `vllm-arc` are vLLM's own.\n"
         )
     elif has_host(line):
         print(

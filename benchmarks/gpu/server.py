@@ -126,14 +126,9 @@ class Server(ABC):
     def empty(self) -> bool:
         """Empty the cache, which also resets the policy; False if a request still uses it."""
 
-    def from_host(self, answers: list[dict[str, float]], metrics: dict[str, float]) -> float:  # noqa: ARG002
-        """Tokens that were loaded from host memory.
-
-        Args:
-            answers: Figures of each request.
-            metrics: Growth of the metrics.
-        """
-        return sum(each.get("host", 0.0) for each in answers)
+    def from_host(self, found: dict[str, Any]) -> float:
+        """Tokens that were loaded from host memory, by the figures of a run."""
+        return sum(each.get("host", 0.0) for each in found["requests"])
 
     @abstractmethod
     def samples(self) -> Iterable[Any]:
@@ -185,8 +180,8 @@ class Server(ABC):
             gc.enable()
         after = self._counters()
         metrics = {name: value - before.get(name, 0.0) for name, value in after.items()}
-        host = self.from_host(answers, metrics)
-        return {"seconds": seconds, "requests": answers, "metrics": metrics, "host": host}
+        found = {"seconds": seconds, "requests": answers, "metrics": metrics}
+        return {**found, "host": self.from_host(found)}
 
     def _replay(self, job: Job) -> list[dict[str, float]]:
         return self.loop.run_until_complete(self._clients(job) if job.clients else self._open(job))

@@ -129,9 +129,9 @@ class VllmServer(Server):
             "seconds": ended - sent,
         }
 
-    def from_host(self, answers: list[dict[str, float]], metrics: dict[str, float]) -> float:  # noqa: ARG002
+    def from_host(self, found: dict[str, Any]) -> float:
         """Tokens that were loaded from the tier; vLLM does not say for which request."""
-        return metrics.get(FROM_HOST, 0.0)
+        return float(found["metrics"].get(FROM_HOST, 0.0))
 
     def samples(self) -> Iterable[Any]:
         """Prometheus's samples."""

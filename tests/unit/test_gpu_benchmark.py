@@ -191,7 +191,7 @@ def test_the_report_on_vllm_has_its_tier_and_the_simulators_prediction(
     extra = {"cpu_bytes_to_use": 2_000_000_000}
     workload = {"source": "chat", "requests": 40, "shrink": 4, "outputs": 0.1, "rate": 10.0}
     one = {"prompt": 500, "cached": 200, "output": 3, "ttft": 0.05, "seconds": 0.07}
-    line = {
+    line: dict[str, Any] = {
         "server": "vllm",
         "model": "llama-3-8b",
         "workload": {**workload, "vocabulary": 128256, "seed": 0},
@@ -220,7 +220,7 @@ def test_the_report_on_vllm_has_its_tier_and_the_simulators_prediction(
     page = capsys.readouterr().out
     assert page.startswith("# vLLM on a GPU\n")
     assert "replay.py --server vllm --out gpu_vllm.jsonl --model llama-3-8b" in page
-    assert "The tier in host memory has 2 GB" in page
+    assert "The tier in host memory has 2.0 GB" in page
     assert "| stock+vllm-lru | 40.00 | 30.00 | 10.00 |" in page
     # One policy in both tiers is predicted, and no other.
     predicted = page[page.index("Predictions of") : page.index("Evictions.")]
