@@ -90,7 +90,7 @@ def _intervals(opening: Opening) -> Observed:
     orders: list[Hazard] = []
 
     def watch(order: VictimOrder) -> VictimOrder:
-        assert isinstance(order, Hazard)  # noqa: S101
+        assert isinstance(order, Hazard)  # noqa: S101 # for the type checker
         orders.append(order)
         return order
 

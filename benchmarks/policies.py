@@ -153,7 +153,7 @@ class Task:
     def run(self) -> Row | None:
         """Replay under every policy; None if the pool would be smaller than a page."""
         simulator = prepared(self.held_out, self.workload, self.start, self.longest)
-        page = simulator.arguments[2].page_size
+        page = simulator.keys.page_size
         distinct = simulator.trace.distinct_pages(page)
         tokens = distinct * self.pool // 100 * page
         if tokens < page:

@@ -63,13 +63,13 @@ class Logged:
             self.events.append((ended.number, False))
             finish(tiers, ended)
 
-        Tiers._serve, Tiers._finish = served, finished  # type: ignore[method-assign]
+        Tiers._serve, Tiers._finish = served, finished  # type: ignore[method-assign]  # for one replay
         try:
             below = TiersBelow(host=int(HOST * tokens * simulator.token_bytes), write="write_through")
             serving = ServingSettings(decode_seconds=DECODE, load="open", spread_bursts=False)
             outcome = simulator.tiered(Settings(policy=policy), tokens, below, serving=serving)
         finally:
-            Tiers._serve, Tiers._finish = serve, finish  # type: ignore[method-assign]
+            Tiers._serve, Tiers._finish = serve, finish  # type: ignore[method-assign]  # as above
         self.device, self.host = outcome.device, outcome.loaded
 
 

@@ -19,9 +19,6 @@ Needs vLLM's classes, no accelerator. One process; 100,000 requests of one polic
 from __future__ import annotations
 
 import argparse
-import gzip
-import hashlib
-import json
 import logging
 import sys
 import time
@@ -38,12 +35,11 @@ from vllm.utils.hashing import sha256  # noqa: E402  # after the filter
 
 from costcache._version import described  # noqa: E402  # as above
 from tests.vllm.fuzz import Fuzz  # noqa: E402  # after the path
+from tests.vllm.recorded import PAGE, recorded_prompts, replay  # noqa: E402  # as above
 from tests.vllm.serving import Server, colliding, manager  # noqa: E402  # as above
 
 CHECK = 100
 """Operations between two checks of everything."""
-PAGE = 512
-"""Tokens of a hash of the recorded traces."""
 
 
 def run(policy: str, blocks: int, seed: int, requests: int) -> Counter[str]:
@@ -77,45 +73,24 @@ def run(policy: str, blocks: int, seed: int, requests: int) -> Counter[str]:
     )
 
 
-def replay(trace: str) -> Counter[str]:
+def replay_trace(trace: str) -> Counter[str]:
     """Serve all requests of a recorded trace in both managers; returns what was counted."""
-    with gzip.open(recorded_traces() / f"mooncake_{trace}.jsonl.gz", "rt") as lines:
-        prompts = [
-            (record := json.loads(line))["hash_ids"][: record["input_length"] // PAGE] for line in lines
-        ]
-    blocks = len({page for pages in prompts for page in pages}) // 20
+    requests = list(recorded_prompts(recorded_traces() / f"mooncake_{trace}.jsonl.gz"))
+    blocks = len({page for pages in requests for page in pages}) // 20
     servers, handed_out = [Server(manager(blocks, size=PAGE), policy) for policy in (None, "lru")], 0
-    for number, prompt in enumerate(prompts):
-        pages = prompt[: blocks - 1]
-        given = []
-        for server in servers:
-            request = server.request(str(number), [0] * (len(pages) * PAGE + 1))
-            request.block_hashes = chained(pages)
-            given.append(server.start(request))
-            server.finish(request)
-        if given[0] != given[1]:
-            raise AssertionError(f"request {number} of {trace}: {given}")
-        handed_out += len(given[0])
+    for number, count in enumerate(replay(requests, servers, blocks - 1)):
+        handed_out += count
         if number % CHECK == 0:
             compare(servers)
     compare(servers)
     counters = servers[1].pool.costcache.runs.pool.counters
     return Counter(
-        requests=len(prompts),
+        requests=len(requests),
         blocks=blocks,
         blocks_handed_out=handed_out,
         blocks_evicted=counters.evicted // PAGE,
         tokens_found=servers[1].hits,
     )
-
-
-def chained(pages: list[int]) -> list[bytes]:
-    """Hashes of a prompt's blocks, each of all that comes before."""
-    chain, last = [], b""
-    for page in pages:
-        last = hashlib.sha256(last + page.to_bytes(8, "little")).digest()
-        chain.append(last)
-    return chain
 
 
 def compare(servers: list[Server]) -> None:
@@ -139,7 +114,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     command = " ".join(["python", Path(sys.argv[0]).as_posix(), *sys.argv[1:]])
     if options.traces:
-        counted = {trace: replay(trace) for trace in options.traces}
+        counted = {trace: replay_trace(trace) for trace in options.traces}
         print(f"# Recorded traces\n\n    {command}\n")
         headings = [name.replace("_", " ") for name in next(iter(counted.values()))]
         table(

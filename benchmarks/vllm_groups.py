@@ -46,19 +46,19 @@ def cells() -> Iterator[tuple[str, Callable[[str | None], float]]]:
         for count in (8, 12, 24, 28, 32):
             yield (
                 f"48435: {count} sessions in turn, windows, {mode}",
-                lambda policy, kept=kept, count=count: seats(gemma(kept), policy, count, rounds=8),  # type: ignore[misc]
+                lambda policy, kept=kept, count=count: seats(gemma(kept), policy, count, rounds=8),  # type: ignore[misc]  # defaults bind now
             )
     for mode, kept in MODES.items():
         for count in (4, 8, 16):
             yield (
                 f"42948: {count} prompts in turn, five groups, {mode}",
-                lambda policy, kept=kept, count=count: resent(deepseek_v4(kept), policy, count),  # type: ignore[misc]
+                lambda policy, kept=kept, count=count: resent(deepseek_v4(kept), policy, count),  # type: ignore[misc]  # defaults bind now
             )
     for hybrid, make in HYBRIDS.items():
         for mode, kept in MODES.items():
             yield (
                 f"conversations beside documents, {hybrid}, {mode}",
-                lambda policy, make=make, kept=kept: chats(make(kept), policy, requests=2400),  # type: ignore[misc]
+                lambda policy, make=make, kept=kept: chats(make(kept), policy, requests=2400),  # type: ignore[misc]  # defaults bind now
             )
 
 

@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import gzip
 import itertools
-import json
 import statistics
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import truediv
 from pathlib import Path
@@ -34,10 +31,9 @@ from costcache._version import described
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from tests.vllm.tier import Request, keys_of, ours, stock  # the path first
+from tests.vllm.recorded import PAGE, recorded_prompts  # the path first
+from tests.vllm.tier import Request, keys_of, ours, stock
 
-PAGE = 512
-"""Tokens that a hash of the traces stands for."""
 POLICIES = ("vllm lru", "vllm arc", "lru", "arc", "hazard")
 CELLS = ("conversation:2", "conversation:5", "conversation:10", "synthetic:2", "synthetic:5", "synthetic:10")
 AIMS = {"conversation:2": 15.1, "conversation:5": 22.3, "conversation:10": 30.1, "synthetic:5": 15.95}
@@ -67,12 +63,6 @@ def make(policy: str, chunks: int, size: int = PAGE) -> Tier:
     return Tier(stock(chunks, own) if own != policy else ours(chunks, policy, size))
 
 
-def requests(path: Path, most: int | None) -> Iterator[dict[str, Any]]:
-    """The requests of a trace in Mooncake's format."""
-    with gzip.open(path) as lines:
-        yield from map(json.loads, itertools.islice(lines, most))
-
-
 def serve(tier: Tier, name: str, keys: list[Any], size: int = PAGE) -> None:
     """Serve one request, alone."""
     start = perf_counter_ns()
@@ -93,15 +83,14 @@ def measure(
     """Replay one trace; returns the tier's chunks, the prompts' chunks and the tiers."""
     path = recorded_traces() / f"mooncake_{trace}.jsonl.gz"
     distinct: set[int] = set()
-    for line in requests(path, None):
-        distinct.update(line["hash_ids"][: line["input_length"] // PAGE])
+    for pages in recorded_prompts(path):
+        distinct.update(pages)
     chunks, asked, size = int(len(distinct) * percent / 100) * parts, 0, PAGE // parts
     tiers = {policy: make(policy, chunks, size) for policy in policies}
     turns = itertools.cycle(range(len(policies)))
     gc.collect()
     gc.disable()
-    for number, line in enumerate(requests(path, most)):
-        pages = line["hash_ids"][: line["input_length"] // PAGE]
+    for number, pages in enumerate(itertools.islice(recorded_prompts(path), most)):
         keys = keys_of([page * parts + part for page in pages for part in range(parts)])[:chunks]
         asked += len(keys)
         first = next(turns)

@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import gzip
-import hashlib
-import json
 import logging
 import multiprocessing
 import statistics
+import sys
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,8 +44,10 @@ from costcache.model import ModelSpec
 from costcache.settings import Settings
 from costcache.vllm.mixed import attach
 
-PAGE = 512
-"""Tokens of a page of the trace."""
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from tests.vllm.recorded import PAGE, chained, recorded_prompts  # the path first
+
 STOCK = "stock"
 MODEL = "llama-3-8b"
 TURN = 50
@@ -106,7 +107,7 @@ def work(pipe: Connection, policy: str, blocks: int, size: int, requests: list[l
     gc.freeze()  # as vLLM does
     while count := pipe.recv():
         for number in range(at, min(at + count, len(requests))):
-            server.serve(str(number), hashes_of(requests[number], size)[: blocks - 1], size)
+            server.serve(str(number), chained(requests[number], PAGE // size)[: blocks - 1], size)
         at += count
         pipe.send(at)
     blocks = getattr(server.manager.block_pool, "costcache", None)
@@ -139,20 +140,6 @@ def serve_all(
     return [pipe.recv() for pipe in pipes]
 
 
-def hashes_of(pages: list[int], size: int) -> list[bytes]:
-    """Chained hashes of the blocks of some pages."""
-    hashes, last = [], b""
-    for page in pages:
-        last = hashlib.sha256(last + page.to_bytes(8, "little")).digest()
-        if size == PAGE:
-            hashes.append(last)
-        else:
-            hashes += [
-                hashlib.sha256(last + part.to_bytes(2, "little")).digest() for part in range(PAGE // size)
-            ]
-    return hashes
-
-
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -166,10 +153,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     kv_cache_utils.init_none_hash(sha256)
     path = recorded_traces() / f"mooncake_{options.trace}.jsonl.gz"
-    with gzip.open(path, "rt") as lines:
-        requests = [
-            (record := json.loads(line))["hash_ids"][: record["input_length"] // PAGE] for line in lines
-        ]
+    requests = list(recorded_prompts(path))
     distinct = len({page for pages in requests for page in pages})
     requests = requests[: options.requests or None]
     tokens = sum(len(pages) for pages in requests) * PAGE

@@ -1,13 +1,13 @@
-"""What a plugin offers, checked before it is used: its entry point, its hooks, and what they return."""
+"""Checks of a plugin's offers before they are used: its entry point, its hooks, and what they return."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 
@@ -35,10 +35,13 @@ __all__ = [
     "wrong_name",
 ]
 
-RESERVED = frozenset({"", "optimum", "infinite"})
-"""Names that cannot be a policy's: on the command line they mean bounds, or nothing."""
+Spec = TypeVar("Spec", PolicySpec, StorageSpec)
+
+RESERVED = frozenset({"", "architecture", "optimum", "infinite"})
+"""Names that cannot be a policy's: on the command line they mean bounds, a target of --set, or nothing."""
 _OURS = re.compile(r"costcache\s*(?![\w.-])")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_NAME_OF = "letters, digits, '-' and '_'"
 _EVENTS = (
     *(name for name, value in vars(VictimOrder).items() if not name.startswith("_") and callable(value)),
     "key",
@@ -102,7 +105,11 @@ def check_hooks(plugin: object, marker_of: Callable[[object, str], Mapping[str, 
             raise PluginError(f"there is no hook {hook!r}: {hint}")
         if marker.get("wrapper") or marker.get("hookwrapper"):
             raise PluginError(f"hook {hook!r} is a wrapper: hooks of costcache cannot be wrapped")
-        _check_arguments(hook, getattr(plugin, attribute))
+        function = getattr(plugin, attribute)
+        _check_arguments(hook, function)
+        kind = _never_runs(function)
+        if kind is not None:
+            raise PluginError(f"hook {hook!r} is {kind}, whose body no call runs: make it a plain function")
         hooks.append(hook)
     if not hooks:
         raise PluginError("no function in it is marked @costcache.hookimpl")
@@ -112,6 +119,13 @@ def check_hooks(plugin: object, marker_of: Callable[[object, str], Mapping[str, 
             f"it has {useless[0]!r} and no 'match_model', so it would never be asked: claim the models "
             "that it is for"
         )
+
+
+def _never_runs(function: Any) -> str | None:
+    """What a function is, if a call of it runs none of its body; None for a plain one."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "async"
+    return "a generator" if inspect.isgeneratorfunction(function) else None
 
 
 def _check_arguments(hook: str, function: Callable[..., Any]) -> None:
@@ -129,24 +143,32 @@ def _check_arguments(hook: str, function: Callable[..., Any]) -> None:
 
 
 def check_policies(offer: Any) -> None:
-    """Check what the hook ``policies`` returned.
+    """Check what the hook ``policies`` returned, but for the names: see :func:`wrong_name`.
 
     Raises:
         TypeError: It is no dict of names to PolicySpec, or one of these is wrong.
     """
-    if not isinstance(offer, dict):
-        raise TypeError(f"policies returned {offer!r}, not a dict of names to PolicySpec")
-    for policy, spec in offer.items():
-        if not isinstance(policy, str) or not isinstance(spec, PolicySpec):
-            raise TypeError(f"{policy!r}: {spec!r} is not a name and a PolicySpec")
-        _check_spec(policy, spec)
+    for policy, spec in _checked_specs("policies", offer, PolicySpec, ("make_order", "supports")):
+        for order in _classes_in(spec.make_order):
+            check_methods(order)
+        known = get_args(Sight)
+        sees: Any = spec.sees
+        if not isinstance(sees, frozenset) or not sees or not sees.issubset(known):
+            raise TypeError(
+                f"{policy!r}: sees is {sees!r}, not a frozenset of one or more of {words_of(known)}"
+            )
+        windows: Any = spec.windows
+        if windows is not None and not isinstance(windows, str):
+            raise TypeError(f"{policy!r}: windows is {windows!r}, not the name of a policy or None")
+        if not isinstance(spec.explains, bool):
+            raise TypeError(f"{policy!r}: explains is {spec.explains!r}, not True or False")
 
 
 def wrong_name(policy: str) -> str | None:
-    """What is wrong with the name of a policy, in words; None if nothing is."""
+    """Say what is wrong with the name of a policy; None if nothing is."""
     if policy in RESERVED:
         return "the name means something else"
-    return None if _NAME.fullmatch(policy) else "name it with letters, digits, '-' and '_'"
+    return None if _NAME.fullmatch(policy) else f"name it with {_NAME_OF}"
 
 
 def check_backends(offer: Any) -> None:
@@ -155,57 +177,57 @@ def check_backends(offer: Any) -> None:
     Raises:
         TypeError: It is no dict of names to StorageSpec, or one of these is wrong.
     """
+    for backend, _ in _checked_specs("storage_backend", offer, StorageSpec, ("open",)):
+        if not _NAME.fullmatch(backend):
+            raise TypeError(f"{backend!r} is no name: use {_NAME_OF}")
+
+
+def _checked_specs(
+    hook: str, offer: Any, kind: type[Spec], functions: tuple[str, ...]
+) -> Iterator[tuple[str, Spec]]:
+    """The specs that a hook returned, by name, each once it has been checked for what all kinds have.
+
+    Args:
+        hook: The hook.
+        offer: What it returned.
+        kind: The class of its specs.
+        functions: Fields of a spec that are functions.
+    """
     if not isinstance(offer, dict):
-        raise TypeError(f"storage_backend returned {offer!r}, not a dict of names to StorageSpec")
-    for backend, spec in offer.items():
-        if not isinstance(backend, str) or not _NAME.fullmatch(backend):
-            raise TypeError(f"{backend!r} is no name: use letters, digits, '-' and '_'")
-        if not isinstance(spec, StorageSpec):
-            raise TypeError(f"{backend!r}: {spec!r} is not a StorageSpec")
-        _check_summary(backend, spec.settings, spec.summary)
-        if not callable(spec.open):
-            raise TypeError(f"{backend!r}: open is {spec.open!r}, not a function")
+        raise TypeError(f"{hook} returned {offer!r}, not a dict of names to {kind.__name__}")
+    for name, spec in offer.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{name!r} is no name: use {_NAME_OF}")
+        if not isinstance(spec, kind):
+            raise TypeError(f"{name!r}: {spec!r} is not a {kind.__name__}")
+        settings: Any = spec.settings
+        if not is_settings(settings):
+            raise TypeError(f"{name!r}: settings is {settings!r}, not a pydantic model")
+        if not _is_summary(spec.summary):
+            raise TypeError(f"{name!r}: summary is {spec.summary!r}, not one line of text")
+        for field in functions:
+            function: Any = getattr(spec, field)
+            if not callable(function):
+                raise TypeError(f"{name!r}: {field} is {function!r}, not a function")
+        yield name, spec
 
 
-def _check_summary(name: str, settings: Any, summary: Any) -> None:
-    if not is_settings(settings):
-        raise TypeError(f"{name!r}: settings is {settings!r}, not a pydantic model")
-    if not isinstance(summary, str) or len(summary.splitlines()) > 1:
-        raise TypeError(f"{name!r}: summary is {summary!r}, not one line of text")
-
-
-def _check_spec(policy: str, spec: PolicySpec) -> None:
-    _check_summary(policy, spec.settings, spec.summary)
-    for field in ("make_order", "supports"):
-        function: Any = getattr(spec, field)
-        if not callable(function):
-            raise TypeError(f"{policy!r}: {field} is {function!r}, not a function")
-    for order in _classes_in(spec.make_order):
-        check_methods(order)
-    known = get_args(Sight)
-    sees: Any = spec.sees
-    if not isinstance(sees, frozenset) or not sees or not sees.issubset(known):
-        raise TypeError(f"{policy!r}: sees is {sees!r}, not a frozenset of one or more of {words_of(known)}")
-    windows: Any = spec.windows
-    if windows is not None and not isinstance(windows, str):
-        raise TypeError(f"{policy!r}: windows is {windows!r}, not the name of a policy or None")
-    if not isinstance(spec.explains, bool):
-        raise TypeError(f"{policy!r}: explains is {spec.explains!r}, not True or False")
+def _is_summary(value: Any) -> bool:
+    return isinstance(value, str) and len(value.splitlines()) <= 1
 
 
 def wrong_format(name: Any, found: Any) -> str | None:
-    """What is wrong with an offer of a trace format, in words; None if nothing is."""
+    """Say what is wrong with an offer of a trace format; None if nothing is."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        return "cannot be asked for: name it with letters, digits, '-' and '_'"
+        return f"cannot be asked for: name it with {_NAME_OF}"
     if not isinstance(found, TraceFormat):
         return f"is {found!r}, not a TraceFormat"
     for field in ("read", "claims"):
         function: Any = getattr(found, field)
         if not callable(function):
             return f"has the {field} {function!r}, not a function"
-    summary: Any = found.summary
-    if not isinstance(summary, str) or len(summary.splitlines()) > 1:
-        return f"has the summary {summary!r}, not one line of text"
+    if not _is_summary(found.summary):
+        return f"has the summary {found.summary!r}, not one line of text"
     return None
 
 
@@ -222,10 +244,11 @@ def _classes_in(make_order: Callable[..., Any]) -> list[type[VictimOrder]]:
 
 
 def check_methods(order: type[VictimOrder]) -> None:
-    """Check that no method of an order is a misspelt event, which nobody would ever call.
+    """Check that no method of an order is a misspelt event, which nobody would ever call, or never runs.
 
     Raises:
-        TypeError: A public method is named almost like an event, and no method of the class refers to it.
+        TypeError: A public method is named almost like an event, and no method of the class refers to it; or
+            an event is async, or a generator.
     """
     own: dict[str, Any] = {}
     for base in reversed(order.__mro__):
@@ -233,6 +256,12 @@ def check_methods(order: type[VictimOrder]) -> None:
             own |= vars(base)
     codes = [code for value in own.values() if (code := getattr(value, "__code__", None)) is not None]
     named = {name for code in codes for name in code.co_names}
+    for name in sorted(own.keys() & set(_EVENTS)):
+        kind = _never_runs(getattr(own[name], "__func__", own[name]))
+        if kind is not None:
+            raise TypeError(
+                f"{order.__name__}.{name} is {kind}, whose body no call runs: make it a plain function"
+            )
     for name, value in own.items():
         if (
             name.startswith("_")
@@ -252,7 +281,7 @@ def check_methods(order: type[VictimOrder]) -> None:
 
 
 def words_of(sees: Iterable[str]) -> str:
-    """What an order sees, in words."""
+    """The things that an order sees, in words."""
     return ", ".join(map(repr, sorted(sees)))
 
 

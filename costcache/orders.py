@@ -29,7 +29,7 @@ from costcache.records import (
     tuple_maker,
 )
 
-__all__ = ["KeyedOrder", "VictimOrder", "adds_nothing_per_node", "check_key", "overridden"]
+__all__ = ["KeyedOrder", "VictimOrder", "adds_nothing_per_node", "check_key", "no_rank", "overridden"]
 
 _DELETE: Final = Action.DELETE
 _FIRST_LOOK: Final = 8
@@ -303,6 +303,8 @@ class KeyedOrder(VictimOrder):
                     record.queued = None  # queued again as an unlocked leaf, or by defer
                     self._queued -= 1
                 elif self.rises and (current := self.key(record)) != key:
+                    if current is None:
+                        raise no_rank("key", record)
                     moved += 1
                     if moved == look:
                         check_key(record, current, self.key, moved > self._queued)
@@ -335,6 +337,8 @@ class KeyedOrder(VictimOrder):
             self.requeue(request.end)
 
     def _put(self, record: NodeRecord, key: Any) -> None:
+        if key is None:  # a path without a return; in record.queued it would mean no place
+            raise no_rank("key", record)
         record.queued = key
         entry: Any = (key, record.serial, record)
         line, heap = self._line, self._heap
@@ -369,6 +373,11 @@ def check_key(record: NodeRecord, key: Any, again: Callable[[NodeRecord], Any], 
             "decision, or is not equal to itself: a key must depend on the record and on events alone, and "
             "must not be NaN"
         )
+
+
+def no_rank(what: str, record: NodeRecord) -> PluginError:
+    """The error for a key or a score that is None."""
+    return PluginError(f"the {what} of node #{record.serial} is None: return a value that can be compared")
 
 
 def _is_valid(entry: Any) -> bool:

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from costcache.cost import TokenCost, pool_sizes, sequence_bytes, split_tokens, window_share
 from costcache.deployment import SWA_RATIO, Deployment, WindowLayout
-from costcache.errors import PluginError, SettingsError
-from costcache.plugins import Architecture
+from costcache.errors import SettingsError
+from costcache.plugins import Architecture, ask
 from costcache.records import PoolState
 from costcache.settings import Settings
 
@@ -44,7 +44,7 @@ class FreeTarget:
 
 @dataclass(frozen=True, slots=True)
 class SequenceLength:
-    """What the length of sequences means for a model with sliding windows.
+    """The effect of the length of sequences on a model with sliding windows.
 
     Attributes:
         sequence: Tokens of each sequence.
@@ -213,10 +213,8 @@ def _free_targets(
     targets = []
     for label, case in cases:
         given = architecture.pool_settings(case)
-        try:
-            share = architecture.free_target(architecture.model, pool, given)
-        except Exception as error:
-            raise PluginError(f"plugin {architecture.name!r}: free_target raised {error!r}") from error
+        what = f"plugin {architecture.name!r}: free_target raised"
+        share = ask(what, architecture.free_target, architecture.model, pool, given)
         used = {} if given.architecture is None else given.architecture.model_dump(mode="json")
         targets.append(FreeTarget(label, case.headroom, used, share, int(share * tokens)))
     return targets

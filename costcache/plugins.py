@@ -8,6 +8,7 @@ a microsecond and eviction is a hot path.
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import functools
 import inspect
@@ -18,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 from pydantic import BaseModel
@@ -58,9 +59,12 @@ __all__ = [
     "Architecture",
     "PluginFailure",
     "PluginManager",
+    "ask",
     "get_plugins",
     "serves",
 ]
+
+T = TypeVar("T")
 
 logger = logging.getLogger("costcache")
 
@@ -111,15 +115,10 @@ class Architecture:
             SettingsError: If the deployment does not fit the model.
             PluginError: If the plugin's ``token_cost`` raised or did not return a ``TokenCost``.
         """
-        try:
-            deployment = deployment.serving(self.model)
-            token = self.token_cost(self.model, deployment)
-        except CostcacheError:
-            raise  # the deployment's fault, not the plugin's, with its own message
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise PluginError(f"plugin {self.name!r}: token_cost raised {error!r}") from error
+        deployment = deployment.serving(self.model)
+        # A CostcacheError is the deployment's fault, not the plugin's.
+        what = f"plugin {self.name!r}: token_cost raised"
+        token = ask(what, self.token_cost, self.model, deployment, passes=CostcacheError)
         if not isinstance(token, TokenCost):
             raise PluginError(f"plugin {self.name!r}: token_cost returned {token!r}, not a TokenCost")
         return CostModel(spec=self.model, deployment=deployment, token=token)
@@ -140,10 +139,11 @@ class Architecture:
         empty = PoolState("kv", "tokens", size, size, 0, 0, page_size)
         full = empty._replace(free=0, evictable=size)
         try:
-            return all(self.free_target(self.model, pool, values) == 0 for pool in (empty, full))
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # the pipeline reports it, and counts it as 0
+            return all(
+                ask("free_target raised", self.free_target, self.model, pool, values) == 0
+                for pool in (empty, full)
+            )
+        except PluginError:  # the pipeline reports it, and counts it as 0
             return False
 
     def pool_settings(self, settings: Settings) -> PoolSettings:
@@ -153,12 +153,7 @@ class Architecture:
             SettingsError: If a setting under ``architecture`` is not valid.
             PluginError: If the plugin's ``settings_model`` raised or did not return a model.
         """
-        try:
-            model = self.settings_model()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise PluginError(f"plugin {self.name!r}: settings_model raised {error!r}") from error
+        model = ask(f"plugin {self.name!r}: settings_model raised", self.settings_model)
         if not (model is None or is_settings(model)):
             raise PluginError(
                 f"plugin {self.name!r}: settings_model returned {model!r}, not a pydantic model"
@@ -168,6 +163,35 @@ class Architecture:
                 read_settings(_NoArchitectureSettings, settings.architecture, "architecture.")
             return PoolSettings(settings.headroom)
         return PoolSettings(settings.headroom, read_settings(model, settings.architecture, "architecture."))
+
+
+def ask(
+    what: str,
+    call: Callable[..., T],
+    *arguments: Any,
+    passes: type[Exception] | tuple[()] = (),
+    words: Callable[[BaseException], str] = repr,
+) -> T:
+    """Call a plugin's code: a SystemExit of it, or the panic of an extension module, ends no server.
+
+    Args:
+        what: What has happened if it raises, the beginning of a sentence that the error ends.
+        call: The plugin's function.
+        arguments: Its arguments.
+        passes: Errors that say enough by themselves.
+        words: Says an error in words.
+
+    Raises:
+        PluginError: It raised anything else, but for the user's interrupt.
+    """
+    try:
+        return call(*arguments)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if isinstance(error, passes):
+            raise
+        raise PluginError(f"{what} {words(error)}") from error
 
 
 class _NoArchitectureSettings(BaseModel, frozen=True, extra="forbid"):
@@ -257,10 +281,10 @@ class PluginManager:
         for policy, spec in offer.items():
             wrong = wrong_name(policy)
             if wrong is not None:
-                self._failed(name, self._sources[name], f"policy {policy!r} cannot be asked for: {wrong}")
+                self.skip(name, f"policy {policy!r} cannot be asked for: {wrong}")
             elif policy == hookspecs.PROJECT or policy in self._policies:
                 owner = self._policies.get(policy, ("the framework", spec))[0]
-                self._failed(name, self._sources[name], f"policy {policy!r} is taken by {owner!r}")
+                self.skip(name, f"policy {policy!r} is taken by {owner!r}")
             else:
                 self._policies[policy] = (name, spec)
 
@@ -300,7 +324,7 @@ class PluginManager:
         data, _, found = load_config(config)
         read: dict[str, ModelSpec] = {}
         for impl in self.pm.hook.read_config.get_hookimpls():
-            spec = self._reading(impl.plugin_name, data)
+            spec = self._reading(impl.plugin_name, copy.deepcopy(dict(data)))  # what one changes is its own
             if spec is not None:
                 read[impl.plugin_name] = spec
         if not read:
@@ -330,15 +354,15 @@ class PluginManager:
         from costcache.model import ModelSpec
 
         try:
-            spec: Any = self._bound(name, "read_config", generic.read_config)(config)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._failed(name, self._sources[name], f"read_config raised {error!r}")
+            spec: Any = ask(
+                "read_config raised", self._bound(name, "read_config", generic.read_config), config
+            )
+        except PluginError as error:
+            self.skip(name, str(error))
             return None
         if spec is None or isinstance(spec, ModelSpec):
             return spec
-        self._failed(name, self._sources[name], f"read_config answered {spec!r}, not a ModelSpec or None")
+        self.skip(name, f"read_config answered {spec!r}, not a ModelSpec or None")
         return None
 
     def match(self, model: ModelSpec) -> Architecture:
@@ -379,17 +403,15 @@ class PluginManager:
 
     def _claim(self, name: str, model: ModelSpec) -> int | None:
         try:
-            claim: Any = self._bound(name, "match_model", generic.match_model)(model)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._failed(name, self._sources[name], f"match_model raised {error!r}")
+            claim: Any = ask(
+                "match_model raised", self._bound(name, "match_model", generic.match_model), model
+            )
+        except PluginError as error:
+            self.skip(name, str(error))
             return None
         if claim is None or (type(claim) is int and (claim > 0 or (claim == 0 and name == "generic"))):
             return claim
-        self._failed(
-            name, self._sources[name], f"match_model answered {claim!r}, not an int of 1 or more, or None"
-        )
+        self.skip(name, f"match_model answered {claim!r}, not an int of 1 or more, or None")
         return None
 
     def _bound(self, name: str, hook: str, default: Callable[..., Any]) -> Callable[..., Any]:
@@ -431,11 +453,9 @@ class PluginManager:
 
     def _formats_of(self, plugin: str) -> dict[Any, Any]:
         try:
-            found: Any = self._bound(plugin, "trace_formats", dict)()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self.skip(plugin, f"trace_formats raised {error!r}")
+            found: Any = ask("trace_formats raised", self._bound(plugin, "trace_formats", dict))
+        except PluginError as error:
+            self.skip(plugin, str(error))
             return {}
         if isinstance(found, dict):
             return found
@@ -478,12 +498,7 @@ class PluginManager:
 
     def _preferred(self, architecture: Architecture) -> str:
         plugin = f"plugin {architecture.name!r}"
-        try:
-            chosen: Any = architecture.default_policy(architecture.model)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise PluginError(f"{plugin}: default_policy raised {error!r}") from error
+        chosen: Any = ask(f"{plugin}: default_policy raised", architecture.default_policy, architecture.model)
         if chosen is None:
             return DEFAULT_POLICY
         if isinstance(chosen, str) and chosen in self._policies:
@@ -524,14 +539,8 @@ class PluginManager:
         name, spec = self.policy_spec(settings, architecture)
         values = read_settings(spec.settings, settings.policy_settings, "policy_settings.")
         where = f"policy {name!r} of plugin {self._policies[name][0]!r}"
-        try:
-            order = spec.make_order(cost, pools, values)
-        except CostcacheError:
-            raise  # its own message says more
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise PluginError(f"{where} cannot be made: {error!r}") from error
+        what = f"{where} cannot be made:"
+        order = ask(what, spec.make_order, cost, pools, values, passes=CostcacheError)
         kind = _kind(spec, pools)
         if not isinstance(order, VictimOrder):
             raise PluginError(f"{where}: make_order returned {order!r}, not a VictimOrder")
@@ -566,7 +575,7 @@ class PluginManager:
         """Say why a policy does not serve a model, in one line; None if it does.
 
         Raises:
-            PluginError: If the policy's ``supports`` raised.
+            PluginError: If the policy's ``supports`` raised, or answered anything else.
         """
         plugin, spec = self._policies[name]
         if not serves(spec, model):
@@ -576,12 +585,13 @@ class PluginManager:
                 else "it ranks only state checkpoints, and the model has none"
             )
             return f"{why}; take {', '.join(self.serving(model))}"
-        try:
-            return spec.supports(model)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise PluginError(f"policy {name!r} of plugin {plugin!r}: supports raised {error!r}") from error
+        answer: Any = ask(f"policy {name!r} of plugin {plugin!r}: supports raised", spec.supports, model)
+        if answer is None or (isinstance(answer, str) and answer.strip()):
+            return answer
+        raise PluginError(
+            f"policy {name!r} of plugin {plugin!r}: supports answered {answer!r}, neither None nor a line on "
+            "why it does not serve the model"
+        )
 
     # -- storage plugins ---------------------------------------------------------------------
 
@@ -614,14 +624,8 @@ class PluginManager:
         plugin, spec = self._storage[name]
         values = read_settings(spec.settings, dict(settings or {}), "storage_settings.")
         where = f"storage backend {name!r} of plugin {plugin!r}"
-        try:
-            backend: Any = spec.open(path, capacity, values)
-        except CostcacheError:
-            raise  # its own message says more
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise PluginError(f"{where} cannot be opened: {one_line(error)}") from error
+        what = f"{where} cannot be opened:"
+        backend: Any = ask(what, spec.open, path, capacity, values, passes=CostcacheError, words=one_line)
         if not isinstance(backend, StorageBackend):
             raise PluginError(f"{where}: open returned {backend!r}, not a StorageBackend")
         return SealedStore(name, backend)

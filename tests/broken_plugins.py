@@ -112,6 +112,11 @@ def storage_backend():
     return {"NAME": StorageSpec(lambda path, capacity, settings: Store(capacity), "Nowhere.")}
 """
 
+_FORMAT = (
+    "from costcache import TraceFormat, hookimpl\n@hookimpl\ndef trace_formats():\n"
+    "    return {'NAME': TraceFormat(lambda source, reading: None, lambda name, start: False, 'Ours.')}\n"
+)
+
 HEALTHY = _ORDER.replace("BASE", "LRU").replace("BODY", "")
 
 BROKEN: dict[str, Broken] = {
@@ -202,6 +207,34 @@ BROKEN: dict[str, Broken] = {
     "formats": Broken(
         _HOOK + "def trace_formats(): return {'x': 3}", "is 3, not a TraceFormat", "TraceFormat"
     ),
+    "format-taken": Broken(
+        _FORMAT.replace("NAME", "mooncake"), "'mooncake' is taken by 'costcache'", "TraceFormat"
+    ),
+    "format-claims": Broken(
+        _FORMAT.replace("lambda name, start", "lambda name"), "claims raised TypeError", "claims(name, start)"
+    ),
+    "format-claims-words": Broken(
+        _FORMAT.replace("False", "None"), "claims answered None", "claims(name, start)"
+    ),
+    "reads-words": Broken(
+        _HOOK + "def read_config(config): return 'llama'", "read_config answered 'llama'", "a ModelSpec"
+    ),
+    "async-hook": Broken(
+        _HOOK.strip() + "\nasync def match_model(model): return 5", "is async", "'def' without 'async'"
+    ),
+    "async-event": _order("    async def finish(self, request, info): pass\n", "finish is async", "'def'"),
+    "yields": _order(_hearing("touch", "yield"), "touch is a generator", "no 'yield' in it"),
+    "supports": Broken(
+        HEALTHY.replace(", sees=", ", supports=lambda model: True, sees="),
+        "supports answered True",
+        "a line on",
+    ),
+    "windows": Broken(
+        HEALTHY.replace(", sees=", ", windows='nope', sees="), "names 'nope' for windows", "correct the field"
+    ),
+    "explains": Broken(
+        HEALTHY.replace(", sees=", ", explains=True, sees="), "no classes to explain", "correct the field"
+    ),
     "storage-spec": Broken(
         _HOOK + "def storage_backend(): return {'NAME': 3}", "is not a StorageSpec", "StorageSpec"
     ),
@@ -235,6 +268,31 @@ BROKEN: dict[str, Broken] = {
     "twice-again": Broken("", "it is loaded already", "remove one of the two", value="broken_twice"),
     # -- whose order is wrong
     "no-order": Broken(_OFFER + "{'NAME': PolicySpec(lambda c, p, s: 3, '')}", "returned 3", "a new order"),
+    "one-order": Broken(
+        HEALTHY.replace("settings: Order()", "settings: ONE") + "\nONE = Order()\n",
+        "one order for two caches",
+        "return a new order",
+    ),
+    "in-the-class": _order(
+        "    seen = {}\n" + _key("self.seen.setdefault(record.serial, len(self.seen))"),
+        "Order.seen changed",
+        "__init__ makes",
+        "KeyedOrder",
+    ),
+    "falls": _order(
+        _key("-(record.data or 0)") + "    def touch(self, record):\n        record.data = record.recency\n",
+        "has the lower key",
+        "rises = False",
+        "KeyedOrder",
+    ),
+    "sees-more": Broken(
+        HEALTHY.replace('{"nodes"}', '{"leaves"}').replace(
+            "@hookimpl", _key("(record.end, record.recency)") + "\n@hookimpl", 1
+        ),
+        "that it sees leaves alone",
+        "frozenset({'nodes'})",
+    ),
+    "no-key": _order(_key("None"), "the key of node", "return a value", "KeyedOrder"),
     "nan": _order(_key("float('nan')"), "the key of node", "no clock", "KeyedOrder"),
     "random": _order(_key("random.random()"), "the key of node", "no random", "KeyedOrder"),
     "clock": _order(_key("time.perf_counter()"), "the key of node", "no clock", "KeyedOrder"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from costcache.radix.windows import WindowTree
 from costcache.storage import StorageBackend, StorageSpec
 from costcache.tiers import Buffers, Layout, Ranks, TieredCache
 from tests.property.kit import Plugin, manager
+from tests.stores import BUILT_IN, FAST
 
 PAGE = 4
 DEVICE = os.environ.get("COSTCACHE_TEST_DEVICE", "cpu")
@@ -139,6 +140,7 @@ class Server:
         device: str = DEVICE,
         plugins: PluginManager | None = None,
         ranks: Ranks | None = None,
+        storage: str = "file",
         **settings: Any,
     ) -> None:
         """Make one; ``slots``, ``host`` and ``disk`` are tokens (and a state for each eight)."""
@@ -163,7 +165,7 @@ class Server:
                 self.layout, self.cache.pool_size, self.cache._state_slots, device=device
             )
             settings.setdefault("state_share", 0.5)
-            size: Callable[[int], int] = lambda tokens: 2 * tokens * kv  # noqa: E731
+            beside, per = kv, 1
         else:
             windows = max(32, slots // 2) if layout == "apart" else None
             self.cache = RadixCache(
@@ -176,10 +178,23 @@ class Server:
                 plugins=plugins,
             )
             self.buffers = Buffers.allocate(self.layout, slots, 0, windows or 0, device=device)
-            apart = self.layout.window_bytes * (windows or 0)
-            size = lambda tokens: tokens * kv + tokens * apart // slots  # noqa: E731
+            beside, per = self.layout.window_bytes * (windows or 0), slots
+
+        def size(tokens: int) -> int:
+            """Bytes of so many tokens, with what a request resumes from beside them."""
+            return tokens * kv + tokens * beside // per
+
+        if storage in BUILT_IN:
+            settings["storage_settings"] = FAST
         self.tiers = TieredCache(
-            self.cache, self.buffers, ranks=ranks, host=size(host), disk=size(disk), path=path, **settings
+            self.cache,
+            self.buffers,
+            ranks=ranks,
+            host=size(host),
+            disk=size(disk),
+            path=path,
+            storage=storage,
+            **settings,
         )
         self.checked = 0
         self._number = 0

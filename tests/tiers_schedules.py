@@ -35,7 +35,6 @@ def schedule(seed: int, folder: Path, *, storage: str = "file", device: str = DE
         "disk": chance.choice((48, 160, 600)),
         "path": folder,
         "storage": storage,
-        "storage_settings": {"durable": False},
         "device": device,
     }
     prompts, found = Prompts(seed), Counter[str]()

@@ -139,7 +139,7 @@ def _refuse_without_trace(*names: str) -> None:
 
 
 def _assumed(result: Plan, model: ModelSpec) -> Iterator[str]:
-    """What the figures take for granted, where a server may do otherwise."""
+    """The assumptions of the figures, where a server may do otherwise."""
     served = result.deployment
     if model.kv_dtype is not None:
         other = (

@@ -82,8 +82,9 @@ def info(paths: tuple[str, ...], as_json: bool) -> None:
 def merge(paths: tuple[str, ...], out: str) -> None:
     """Write all RECORDINGs, files or folders, as one, in order of time."""
     from costcache.report.files import check_distinct
-    from costcache.sim.recordings.joining import expand, join_headers, read_recordings, write_recording
+    from costcache.sim.recordings.joining import expand, read_recordings, write_recording
     from costcache.sim.traces.files import check_output
+    from costcache.sim.traces.recording import join_headers
 
     check_output(out)
     check_distinct(list(map(str, expand(paths))), {"--out": Path(out)})
@@ -146,6 +147,13 @@ def _say_written(requests: int, out: str) -> None:
     click.echo(f"wrote {requests:,} requests to {'standard output' if out == '-' else plain(out)}", err=True)
 
 
+def _pool(capacity: int | None, page_size: int | None) -> str:
+    size = "size not recorded" if capacity is None else f"{capacity:,} tokens"
+    if page_size is None:
+        return "not recorded" if capacity is None else f"{size}, page size not recorded"
+    return f"{size} in pages of {page_size:,}" if capacity is not None else f"{size}, pages of {page_size:,}"
+
+
 def _print(found: Report, paths: tuple[str, ...]) -> None:
     out = console()
 
@@ -154,7 +162,7 @@ def _print(found: Report, paths: tuple[str, ...]) -> None:
 
     for name, text in (
         ("server", f"{found.server or 'unknown'}, policy {found.policy or 'unknown'}"),
-        ("pool", f"{number(found.capacity)} tokens in pages of {number(found.page_size)}"),
+        ("pool", _pool(found.capacity, found.page_size)),
         ("requests", f"{found.requests:,}, {found.dropped:,} more were not recorded"),
         ("sessions", number(found.sessions)),
         ("tenants", number(found.tenants)),

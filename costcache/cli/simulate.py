@@ -113,7 +113,7 @@ class SimulateOptions(Options):
 @model_options(
     ServingSettings,
     "server",
-    *("concurrency", "decode_seconds", "rate", "load", "service", "clock", "outputs", "running"),
+    *("concurrency", "chunk", "decode_seconds", "rate", "load", "service", "clock", "outputs", "running"),
     prefix="With --serving, ",
     running={
         "help": "With --host, where running requests are: in_pool keeps their prompts, and room for their "
@@ -153,7 +153,6 @@ def simulate(
     from costcache.report.files import check_distinct, check_outputs
     from costcache.report.picture import check_picture
     from costcache.sim.engine import OFFLINE, Simulator
-    from costcache.sim.sweep import Cell, outcomes
     from costcache.sim.traces.convert import rounded_up
     from costcache.sim.traces.summary import ideal_with_outputs
     from costcache.sizes import parse_capacity
@@ -167,6 +166,8 @@ def simulate(
     )
     if tiers is None and server.running == "beside":
         raise SettingsError("--running is for tiers: give --host too, or leave it out")
+    if below.host_price is not None and options.report is None:
+        raise SettingsError("--host-price and --gpu-price are for the report: give --report too, or neither")
     if options.report or options.plot:
         check_outputs(report=options.report)
         if options.plot is not None:
@@ -199,41 +200,23 @@ def simulate(
         if tiers is not None:
             _tiered(simulator, list(by_policy.values()), sizes, tiers, server, below, options, bar, as_json)
             return
-        page_size = simulator.keys.page_size
-        distinct = trace.distinct_pages(page_size)
-        cells = [
-            Cell(
-                settings=each,
-                capacity=size.text,
-                capacity_tokens=pool_tokens(size, simulator, distinct),
-                serving=server if options.serving else None,
-                always_free=options.always_free,
-                tree=options.tree,
-            )
-            for size in sizes
-            for each in by_policy.values()
-        ]
-        task = Task(bar, f"{len(cells)} replays", len(cells) * len(trace))
-
-        def progress(cell: Cell, done: int) -> None:
-            task.by(done, f"{cell.settings.policy} at {cell.capacity}")
-
-        found = outcomes(simulator, cells, jobs=options.jobs, ray=options.ray, progress=progress)
-        task.done()
-        runs = [cell.figures(simulator, outcome) for cell, outcome in zip(cells, found, strict=True)]
-    ideal = trace.ideal_hit_rate(page_size)
+        cells = _cells(simulator, list(by_policy.values()), sizes, server, options)
+        found = _outcomes(simulator, cells, options, bar)
+    runs = [cell.figures(simulator, outcome) for cell, outcome in zip(cells, found, strict=True)]
+    page_size = simulator.keys.page_size
+    distinct, ideal = trace.distinct_pages(page_size), trace.ideal_hit_rate(page_size)
     with_outputs = ideal_with_outputs(trace, page_size) if options.serving and server.outputs else None
     if as_json:
+        facts = {
+            "rounded_up": options.round_up,
+            "distinct_pages": distinct,
+            "ideal_token_hit_rate": ideal,
+            "ideal_with_outputs": with_outputs,
+        }
         token = simulator.cost.token
         echo_json(
             {
-                "trace": trace_facts(trace)
-                | {
-                    "rounded_up": options.round_up,
-                    "distinct_pages": distinct,
-                    "ideal_token_hit_rate": ideal,
-                    "ideal_with_outputs": with_outputs,
-                },
+                "trace": trace_facts(trace) | facts,
                 "model": model.name,
                 "deployment": simulator.cost.deployment.model_dump(mode="json"),
                 "kv_bytes_per_token": token.kv_bytes,
@@ -255,6 +238,47 @@ def simulate(
         say(console(), f"TTFT model: {simulator.prefill.name}, {queued} queueing")
     _write_reports(simulator, cells, found, options, reading.seed or 0, quiet=as_json)
     _end(runs)
+
+
+def _cells(
+    simulator: Simulator,
+    policies: list[Settings],
+    sizes: list[Capacity],
+    server: ServingSettings,
+    options: SimulateOptions,
+) -> list[Cell]:
+    """Every policy at every capacity."""
+    from costcache.sim.sweep import Cell
+
+    distinct = simulator.trace.distinct_pages(simulator.keys.page_size)
+    return [
+        Cell(
+            settings=each,
+            capacity=size.text,
+            capacity_tokens=pool_tokens(size, simulator, distinct),
+            serving=server if options.serving else None,
+            always_free=options.always_free,
+            tree=options.tree,
+        )
+        for size in sizes
+        for each in policies
+    ]
+
+
+def _outcomes(
+    simulator: Simulator, cells: list[Cell], options: SimulateOptions, bar: Progress | None
+) -> list[Outcome]:
+    """Replay all cells, in as many processes as the options say."""
+    from costcache.sim.sweep import outcomes
+
+    task = Task(bar, f"{len(cells)} replays", len(cells) * len(simulator.trace))
+
+    def progress(cell: Cell, done: int) -> None:
+        task.by(done, f"{cell.settings.policy} at {cell.capacity}")
+
+    found = outcomes(simulator, cells, jobs=options.jobs, ray=options.ray, progress=progress)
+    task.done()
+    return found
 
 
 def _tiered(
@@ -297,7 +321,7 @@ def _tiered(
                 "kv_bytes_per_token": simulator.cost.token.kv_bytes,
                 "state_bytes": simulator.cost.token.state_bytes,
                 "tiers": tiers.model_dump(),
-                "serving": server.model_dump(exclude={"outputs", "service", "clock"}),
+                "serving": server.model_dump(exclude={"outputs", "service", "clock", "chunk"}),
                 "prefill": simulator.prefill.model_dump(),
                 "warmup": simulator.warmup,
             }
@@ -338,7 +362,7 @@ def _end(runs: Sequence[Run | TieredRun]) -> None:
 
 
 def _windows(simulator: Simulator, cells: list[Cell]) -> dict[str, Any] | None:
-    """What the replay assumed of sliding windows, and what it means; None for a model without any."""
+    """The assumptions of the replay on sliding windows, and what they mean; None for a model without any."""
     layout = simulator.window_layout
     if layout is None:
         return None

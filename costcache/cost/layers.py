@@ -162,6 +162,17 @@ def layer_bytes(layer: LayerSpec, deployment: Deployment) -> LayerBytes:
 
     Raises `SettingsError` if the deployment does not fit the layer.
     """
+    found = _layer_bytes(layer, deployment)
+    ranks = deployment.attention_tp
+    if not isinstance(layer, StateSpace) and layer.heads % ranks:
+        raise SettingsError(
+            f"tp is {deployment.tp} ({ranks} attention ranks) for {layer.heads} attention heads, which "
+            f"cannot be shared out evenly; use a divisor of {layer.heads}"
+        )
+    return found
+
+
+def _layer_bytes(layer: LayerSpec, deployment: Deployment) -> LayerBytes:
     if isinstance(layer, StateSpace):
         conv, recurrent = _state_values(layer, deployment)
         conv_bytes, width = _state_widths(layer, deployment)

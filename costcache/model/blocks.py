@@ -414,7 +414,7 @@ def _window_mixers(fields: Fields, count: int) -> list[tuple[Mixer, ...]]:
         return [sliding if flag else full for flag in hybrid]
     fields.settle("use_sliding_window", "max_window_layers")
     if not fields.has("sliding_window"):
-        fields.settle("global_attn_every_n_layers")
+        fields.settle("global_attn_every_n", "global_attn_every_n_layers")
         return _chunked_mixers(fields, count)
     fields.settle("attention_chunk_size", "no_rope_layers", "no_rope_layer_interval")
     if not fields.flag("use_sliding_window", default=fields.model_type not in _WINDOW_OPT_IN):
@@ -480,9 +480,12 @@ def _ffns(fields: Fields, count: int) -> list[Ffn]:
         return ["dense"] * count
     switched_off = not fields.flag("is_moe", default=True) or not fields.flag("enable_moe_block", True)
     experts = fields.optional_integer(*EXPERTS, least=0)
+    if experts == 1 and fields.model_type in ("hunyuan", "hunyuan_v1_dense"):  # their classes are dense then
+        experts = 0
     if not experts or switched_off:
         return ["dense"] * count
-    return ["moe" if _is_moe(fields, index, count) else "dense" for index in range(count)]
+    sparse: Ffn = "both" if fields.flag("residual_moe") else "moe"  # Grok-2
+    return [sparse if _is_moe(fields, index, count) else "dense" for index in range(count)]
 
 
 def _is_moe(fields: Fields, index: int, count: int) -> bool:

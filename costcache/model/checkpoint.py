@@ -1,4 +1,4 @@
-"""What a checkpoint says about its own cache: the KV dtype of its quantisation, and its draft layers."""
+"""A checkpoint's own word on its cache: the KV dtype of its quantisation, and its draft layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,13 @@ def checkpoint_kv_dtype(config: Mapping[str, Any], fields: Fields) -> KVDtype | 
 
 
 def _scheme(quantised: Fields) -> KVDtype | None:
-    """compressed-tensors: an object of the number of bits and the kind of number."""
+    """compressed-tensors: an object of the number of bits and the kind of number.
+
+    A word in its place ("static", as AutoFP8 writes) says that the checkpoint has scales. Servers use them
+    only if they are asked for an fp8 cache.
+    """
+    if isinstance(quantised.get("kv_cache_scheme"), str):
+        return None
     scheme = quantised.nested("kv_cache_scheme")
     if scheme is None or not scheme.data:
         return None

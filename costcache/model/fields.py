@@ -90,6 +90,27 @@ _HEAD_DIMS = {
         "qwen3_next", "qwen4_exp_text", "vaultgemma",
     ),
 }  # fmt: skip
+# What the classes of these families fill in. A multimodal config of transformers states of its language model
+# only what differs (LLaVA, Pixtral, Qwen2-Audio); a file of the model alone states all of it.
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_INSIDE: dict[str, dict[str, Any]] = {
+    "llama": {**dict(zip(_SIZES, (4096, 11008, 32, 32), strict=True)), "vocab_size": 32_000},
+    "mistral": {
+        **dict(zip(_SIZES, (4096, 14336, 32, 32), strict=True)),
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "vocab_size": 32_000,
+    },
+    "qwen2": {
+        **dict(zip(_SIZES, (4096, 22016, 32, 32), strict=True)),
+        "num_key_value_heads": 32,
+        "vocab_size": 151_936,
+    },
+}
+# Families by their class, for configs that name none, or another's: Grok-2's says "git".
+_CLASSES = {"Grok1ForCausalLM": "grok", "Grok1ModelForCausalLM": "grok"}
+# How the names of ERNIE-VL's family begin: transformers', and the published one.
+_ERNIE_VL = ("ernie4_5_vl", "ernie4_5_moe_vl")
 for _width, _families in _HEAD_DIMS.items():
     for _family in _families:
         _DEFAULTS.setdefault(_family, {})["head_dim"] = _width
@@ -113,7 +134,8 @@ class Fields:
         self.architecture = architecture
         self.seen: set[str] = set() if seen is None else seen
         model_type = data.get("model_type")
-        self.model_type = model_type if isinstance(model_type, str) and model_type else _snake(architecture)
+        named = model_type if isinstance(model_type, str) and model_type else _snake(architecture)
+        self.model_type = _CLASSES.get(architecture, named)
         self._defaults = _DEFAULTS.get(self.model_type, {})
         self._layers: dict[int, dict[str, Any]] | None = None
         self._views: dict[str, Fields] = {}
@@ -328,8 +350,11 @@ def text_fields(config: Mapping[str, Any], source: str) -> Fields:
                 f"{source} ({architecture}): {name} is {inner!r}; it must be an object: correct it"
             )
         part = inner
+    kind = part.get("model_type")
+    if part is not config and isinstance(kind, str):
+        part = {**_INSIDE.get(kind, {}), **part}
     fields = Fields(part, source, architecture)
-    if fields.model_type.startswith("ernie4_5_vl"):
+    if fields.model_type.startswith(_ERNIE_VL):
         fields.data = {name: _text_value(name, value) for name, value in part.items()}
     return fields
 

@@ -52,7 +52,9 @@ LATENT = ("moe_latent_size", "routed_expert_hidden_size", "moe_hidden_size")
 """Width of the space in which routed experts run, if it is narrower (Nemotron-H, Kimi-K3, Muse)."""
 
 # Families whose expert layers are as wide as intermediate_size says, under names that others use too.
-_ONE_WIDTH = ("aria", "cohere2_moe", "flex_olmo", "hunyuan", "olmoe")
+_ONE_WIDTH = ("aria", "cohere2_moe", "flex_olmo", "grok", "hunyuan", "olmoe")
+_HALVED = ("molmo", "qwen")
+"""Families that count gate and up together in the width of a dense part: Molmo, Qwen-1."""
 
 
 def dense_params(fields: Fields, hidden: int) -> int:
@@ -105,14 +107,17 @@ def _dense_width(fields: Fields, hidden: int) -> int:
     if fields.model_type.startswith("granitemoe") and fields.has("shared_intermediate_size"):
         return fields.integer("shared_intermediate_size")  # Granite-4 without experts
     own = [name for name in ("intermediate_size_mlp", "dense_intermediate_size") if fields.has(name)]
+    if fields.has("block_ff_dim"):  # LFM2's own name, which wins
+        own = ["block_ff_dim"]
+        fields.settle("intermediate_size")
     names = (*own, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "ff_intermediate_size")
     usual = _matrices(fields) == 2 or fields.model_type.startswith("zamba")
     width = fields.integer(*names, default=4 * hidden if usual else None)
-    if fields.model_type == "qwen":  # Qwen-1 counts gate and up together
+    if fields.model_type in _HALVED:
         return width // 2
     if not fields.flag("block_auto_adjust_ff_dim"):
         return width
-    width = 2 * width // 3  # LFM2
+    width = int(fields.ratio("block_ffn_dim_multiplier", 1.0) * (2 * width // 3))  # LFM2
     multiple = fields.integer("block_multiple_of", default=1)
     return -(-width // multiple) * multiple
 

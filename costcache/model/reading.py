@@ -206,7 +206,11 @@ def _attention_dims(fields: Fields, sliding: bool) -> tuple[int, int, int, int]:
             )
         head_dim = hidden // heads
     kv_heads = _kv_heads(fields, heads)
-    v_head_dim = fields.integer("v_head_dim", default=head_dim)
+    if fields.get("use_mla") is False:  # DeepSeek-VL2-tiny, DeepSeek-OCR: widths of latents, all 0
+        fields.settle("v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim")
+        v_head_dim = head_dim
+    else:
+        v_head_dim = fields.integer("v_head_dim", default=head_dim)
     if sliding:
         heads, kv_heads, head_dim, v_head_dim = _sliding_dims(fields, heads, kv_heads, head_dim, v_head_dim)
     elif fields.has("global_head_dim"):  # Gemma-4

@@ -32,6 +32,7 @@ _UNSUPPORTED = {
 }
 # Families that no field gives away. The names are those of transformers, or of the checkpoints.
 _FAMILIES = {
+    "Dream": "attention in both directions (Dream)",
     "blt": "byte patches with models of their own (BLT)",
     "dory": "layers that run several times (Dory)",
     "hrm_text": "layers that run several times (HRM)",
@@ -79,6 +80,7 @@ _ENCODER_TASKS = re.compile(
     r"|PreTraining|CTC|ImageClassification|AudioClassification)$"
 )
 
+_RECURRENT = "recurrent layers"
 # Names of fields that change what a token caches or attends to, and what each name means.
 _MEANINGS = {
     "KV heads": r"(num|n)_.*kv|kv_?heads?|key_value|query_groups?|attention_groups|_kv$|multi_query|k_eq_v",
@@ -86,7 +88,7 @@ _MEANINGS = {
     "K/V shared between layers": r"kv.*shar|shar.*kv|cross_layer|kv_source|\bcla\b|yoco",
     "sparse attention": r"spars|lightning|moba|nsa|compress|indexer|_topk_block"
     r"|index_(head|n_|topk|k|block)",
-    "recurrent layers": r"linear_att|retention|delta_rule|recurrent|mamba|ssm|rwkv|gated_delta"
+    _RECURRENT: r"linear_att|retention|delta_rule|recurrent|mamba|ssm|rwkv|gated_delta"
     r"|short_?conv|sconv|conv_(kernel|dim)|d_conv",
     "attention windows": r"window|chunk_size|chunked|local_att|(global|local)_.*every|dilat",
     "cross-attention": r"cross_att",
@@ -141,6 +143,13 @@ def refuse_kinds(fields: Fields) -> None:
             "architectures",
             f"is {fields.architecture!r}: a draft model that reads the K/V of its target",
             "give the config of the target",
+        )
+    dual = fields.nested("dual_chunk_attention_config")  # Qwen-1M: attention to everything, by chunks
+    if dual is not None and dual.flag("sparse_attention_enabled"):
+        raise dual.error(
+            "sparse_attention_enabled",
+            "is true: the model has sparse attention by patterns, which costcache does not support",
+            _BY_HAND,
         )
     for family, what in _FAMILIES.items():
         if fields.model_type.startswith(family):
@@ -200,9 +209,9 @@ def refuse_unread(fields: Fields, count: int, *, stateless: bool) -> None:
     for name, value in fields.data.items():
         if name in fields.seen or _neutral(value) or _HARMLESS.search(name):
             continue
-        meaning = _meaning(name)
-        if stateless and meaning == "recurrent layers":
+        if stateless and re.search(_MEANINGS[_RECURRENT], name):
             continue
+        meaning = _meaning(name)
         if meaning is None and _differs_by_layer(value, count):
             meaning = "per-layer settings"
         if meaning is None and isinstance(value, Mapping) and re.search("att", name):

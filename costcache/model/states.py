@@ -40,9 +40,10 @@ def read_state_space(fields: Fields) -> StateSpace:
     if fields.has("mamba_d_state") or fields.model_type in ("falcon_mamba", "mamba"):
         return _mamba1(fields)
     if fields.has("conv_L_cache"):  # LFM2's short convolution
+        fields.settle("conv_dim_out", "conv_use_xavier_init")
         return StateSpace(
             variant="shortconv",
-            conv_dim=fields.integer("hidden_size"),
+            conv_dim=fields.integer("conv_dim", default=fields.integer("hidden_size")),
             conv_kernel=fields.integer("conv_L_cache"),
             heads=0,
             head_dim=1,

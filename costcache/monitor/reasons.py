@@ -175,7 +175,7 @@ def _stored(events: EventFigures) -> list[Reason]:
 
 
 def _guessed(now: Figures, rate: float) -> list[Reason]:
-    """What can be guessed from counts of tokens."""
+    """Guess the reason from counts of tokens."""
     found = []
     prompt = now.prompt_tokens or 0.0
     missed = prompt * (1.0 - rate)
@@ -215,7 +215,7 @@ def _guessed(now: Figures, rate: float) -> list[Reason]:
 
 
 def _counted(now: Figures) -> list[Reason]:
-    """What counts of costcache say for certain."""
+    """The reasons that counts of costcache give for certain."""
     found = []
     prompt = now.prompt_tokens or 0.0
     short = sum(pool.short for pool in now.pools)

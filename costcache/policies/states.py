@@ -10,7 +10,7 @@ import heapq
 from typing import Any
 
 from costcache.hookspecs import hookimpl
-from costcache.orders import KeyedOrder, VictimOrder, adds_nothing_per_node, check_key
+from costcache.orders import KeyedOrder, VictimOrder, adds_nothing_per_node, check_key, no_rank
 from costcache.policies.keyed import LRU
 from costcache.policies.spec import PolicySpec
 from costcache.records import Action, NodeRecord, RequestInfo, RequestRecord, Victim
@@ -171,8 +171,14 @@ class StateOrder(VictimOrder):
         elif record.is_evictable:
             self._queue_dead(record)
 
-    def _queue(self, record: NodeRecord) -> None:
+    def _scored(self, record: NodeRecord) -> Any:
         score = record.queued = self.score(record)
+        if score is None:  # a path without a return; in record.queued it would mean no entry
+            raise no_rank("score", record)
+        return score
+
+    def _queue(self, record: NodeRecord) -> None:
+        score = self._scored(record)
         self._known[record.serial] = record
         entry = (score, record.serial, record)
         self._push(self._all, entry)
@@ -208,7 +214,7 @@ class StateOrder(VictimOrder):
         self.rescore(records)
         entries = []
         for record in records:
-            score = record.queued = self.score(record)
+            score = self._scored(record)
             entries.append((score, record.serial, record))
         self._all = entries
         self._leaves = [entry for entry in entries if not entry[2].live_children]

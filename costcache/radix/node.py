@@ -85,7 +85,7 @@ class Node(NodeRecord):
         return self.depth + offset << 32 | zlib.crc32(content[: len(self.edge)], checksum)
 
     def _byte(self, offset: int) -> int:
-        """Where the page of the key begins that ``offset`` tokens of the node are before."""
+        """Index in the key of the page that begins ``offset`` tokens after the node's start."""
         size = len(self.edge)
         return offset * len(self.key) // self.tokens // size * size
 

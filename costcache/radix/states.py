@@ -62,13 +62,19 @@ class StateTree(RadixTree):
 
         Raises:
             PluginError: The policy's order cannot be made.
-            SettingsError: The share is not between 0 and 1, or the memory has no room for a page and a state.
+            SettingsError: The share is not between 0 and 1, the memory has no room for a page and a state, or
+                the model keeps no KV.
         """
         if state_share is not None and not 0.0 < state_share < 1.0:
             raise SettingsError(f"state_share is {state_share}: give a share between 0 and 1, or None")
         token, page_size = binding.cost.token, binding.page_size
         self.memory = memory
         self.kv_bytes, self.state_bytes = token.kv_bytes, token.state_bytes
+        if not self.kv_bytes:
+            raise SettingsError(
+                f"model {binding.architecture.model.name!r} keeps states and no KV, which is not supported; "
+                "'costcache plan' says how many states fit"
+            )
         kv_memory = memory if state_share is None else int(memory * (1 - state_share))
         self.state_capacity = None if state_share is None else (memory - kv_memory) // self.state_bytes
         self.capacity = kv_memory // (self.kv_bytes * page_size) * page_size
@@ -128,13 +134,6 @@ class StateTree(RadixTree):
         """Set the tokens and states that running requests own outside the tree."""
         for pool in self.pools.values():
             pool.reserved = tokens * pool.token_units + states * pool.state_units
-
-    @property
-    def free_tokens(self) -> int:
-        """Tokens that fit into the free memory; in one pool, as if only tokens were added."""
-        if self.state_capacity is None:
-            return max(0, self.pool.free) // self.kv_bytes
-        return self.pool.free
 
     @property
     def free_states(self) -> int:
@@ -252,13 +251,6 @@ class StateTree(RadixTree):
             self.on_remove(node, tokens // self.page_size)
         self.remove(node)
         return tokens * pool.token_units + (0 if state is None else pool.state_units)
-
-    def evicted_tokens(self) -> tuple[int, int]:
-        """Shortfall and evictions of all pools so far, in tokens of KV of the same bytes."""
-        sizes = {"kv": self.kv_bytes, "state": self.state_bytes, "memory": 1}
-        shortfall = sum(pool.counters.shortfall * sizes[name] for name, pool in self.pools.items())
-        evicted = sum(pool.counters.evicted * sizes[name] for name, pool in self.pools.items())
-        return shortfall // self.kv_bytes, evicted // self.kv_bytes
 
     def clear(self) -> None:
         """Forget every node and state and start the policy afresh; logical time goes on."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from costcache.cost import longest_window
 from costcache.errors import SettingsError
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from costcache.pool import Pool
 
 __all__ = ["WindowRecord", "WindowTree"]
-
-Split = Literal["own-pool", "shared-pages"]
 
 _MARK = 1 << 62
 """Tells a window's hash from that of the same prefix's full KV, which one order may see too."""
@@ -81,7 +79,6 @@ class WindowTree(RadixTree):
     """The radix tree of a model whose windows are cached apart.
 
     Attributes:
-        split_of: ``"own-pool"`` or ``"shared-pages"``.
         window: Tokens before the end of a match whose window KV must be cached.
         tail: The same in whole pages.
         kept: Tokens before the end of a request, whole pages, whose window KV is kept, and that a match uses;
@@ -130,7 +127,6 @@ class WindowTree(RadixTree):
         self.chunk = -(-binding.cost.deployment.window_chunk // page) * page
         self.kv_bytes, self.window_bytes = token.kv_bytes, token.swa_bytes
         self.window_capacity = None if window_capacity is None else window_capacity // page * page
-        self.split_of: Split = "shared-pages" if window_capacity is None else "own-pool"
         self.memory = capacity // page * page * (self.kv_bytes + self.window_bytes)
         if self.window_capacity is not None and self.window_capacity < page:
             raise SettingsError(
@@ -665,14 +661,6 @@ class WindowTree(RadixTree):
             node = node.parent
             length = node.tokens
         return True
-
-    def evicted_tokens(self) -> tuple[int, int]:
-        """Shortfall and evictions of all pools so far, in tokens with full and window KV."""
-        size = self.kv_bytes + self.window_bytes
-        units = {"kv": self.kv_bytes, "swa": self.window_bytes, "memory": 1}
-        shortfall = sum(pool.counters.shortfall * units[name] for name, pool in self.pools.items())
-        evicted = sum(pool.counters.evicted * units[name] for name, pool in self.pools.items())
-        return shortfall // size, evicted // size
 
     def clear(self) -> None:
         """Forget every node and its window, and start the policy afresh; logical time goes on."""

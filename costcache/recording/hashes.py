@@ -74,7 +74,7 @@ def _numbers(hashed: list[bytes]) -> list[int]:
 
 
 class Content(Protocol):
-    """What a prompt and its output are hashed from."""
+    """The facts from which a prompt and its output are hashed."""
 
     @property
     def size(self) -> int:

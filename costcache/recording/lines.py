@@ -37,6 +37,9 @@ class Header(msgspec.Struct, omit_defaults=True):
         architecture: Class of the model.
         page_size: Tokens per page of the server.
         capacity: Tokens that its pool holds, None if it has several kinds of memory.
+        chunk: Prompt tokens that it computes at once, at most; 0 if it computes each prompt at once, None if
+            unknown.
+        trim: Tokens that it cuts victims at multiples of; 0 if it evicts them whole, None if unknown.
     """
 
     version: Annotated[int, msgspec.Meta(ge=1, le=VERSION)]
@@ -49,6 +52,8 @@ class Header(msgspec.Struct, omit_defaults=True):
     architecture: str = ""
     page_size: Block | None = None
     capacity: Tokens | None = None
+    chunk: Tokens | None = None
+    trim: Tokens | None = None
 
 
 class Request(msgspec.Struct, gc=False, omit_defaults=True):

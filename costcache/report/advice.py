@@ -250,7 +250,7 @@ def losses(material: Material, choice: Choice) -> tuple[str, ...]:
 
 
 def _behind(choice: Choice) -> list[str]:
-    """What is better than the chosen policy at its own pool, by any figure."""
+    """Name what is better than the chosen policy at its own pool, by any figure."""
     mine, run = choice.replay, choice.replay.run
     lost = [
         f"At {run.capacity}, the pool advised, {r.run.policy} is ahead by {_lead(r, mine)}, which is a tie."

@@ -30,7 +30,7 @@ class Axis:
     ticks: tuple[tuple[float, str], ...]
 
     def place(self, value: float) -> float:
-        """Where a value lies, from 0 at the beginning to 1 at the end; values beyond lie there."""
+        """Position of a value, from 0 at the beginning to 1 at the end; values beyond lie there."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))

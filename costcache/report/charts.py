@@ -1,4 +1,4 @@
-"""What each chart of a report shows."""
+"""The charts of a report: their lines, axes and texts."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def gather(
             (length, *simulator.fitting(largest, length)) for length in LENGTHS if simulator.windows
         ),
         state_bytes=int(token.state_bytes),
-        state_share=simulator.arguments[3]["state_share"],
+        state_share=simulator.state_share,
         distinct_tokens=distinct,
         ceiling=ideal.token_hit_rate,
         prefill=simulator.prefill.name,

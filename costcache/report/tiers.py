@@ -123,7 +123,7 @@ def host_section(found: HostMemory) -> str:
 
 
 def _answer(found: HostMemory) -> list[str]:
-    """What host memory of the size given saves, and up to which price it is the better buy."""
+    """Say what host memory of the size given saves, and up to which price it is the better buy."""
     size, run = found.hosts[_HOSTS.index(1.0) + 1]
     none = found.hosts[0][1]
     saved = none.recompute_seconds - run.recompute_seconds

@@ -290,6 +290,8 @@ def _recorder(ctx: Any, settings: ServerSettings, cache: Any) -> Recorder | None
         policy=cache.pools.kv.policy,
         architecture=cache.binding.architecture.model.architecture,
         capacity=cache.pools.kv.state().capacity if cache.full_alone else None,
+        chunk=max(0, params.chunked_prefill_size or 0),  # -1 computes each prompt at once
+        trim=cache.pools.trim_step,
     )
 
 

@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.unified_cache.components import (
     FullComponent,
     MambaComponent,
     SWAComponent,
+    TreeComponent,
 )
 from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase, LRURefreshPhase
 
@@ -174,7 +175,7 @@ class CostFull(FullComponent):
             victims.evict(num_tokens, (tracker, device_frees, host_frees, cache_actions))
 
 
-class _ListWalk:
+class _ListWalk(TreeComponent):
     """Names the nodes of SGLang's walks over its lists of values, on the device and on the host."""
 
     record_pool: str  # SGLang's SWAComponent has a pool_name
@@ -183,20 +184,20 @@ class _ListWalk:
         self, num_tokens: int, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
     ) -> None:
         """Free ``num_tokens`` units of the values on the host alone."""
-        if HOST_OF[self.record_pool] in self.tree_core.pools.by_name:  # type: ignore[attr-defined]
-            victims = self.cache.victims(HOST_OF[self.record_pool])  # type: ignore[attr-defined]
+        if HOST_OF[self.record_pool] in self.tree_core.pools.by_name:
+            victims = self.cache.victims(HOST_OF[self.record_pool])
             victims.evict(num_tokens, (tracker, device_frees, host_frees, cache_actions))
 
     def evict_host_value(self, until: int, *sinks: Any) -> None:
         """Run SGLang's walk on the host until ``until`` units are freed, from the node that was named."""
-        super().drive_host_eviction(until, *sinks)  # type: ignore[misc]
+        super().drive_host_eviction(until, *sinks)
 
     def evict_component(self, node: CostNode, *frees: Any, **more: Any) -> Any:
         """Free the node's value on the device, the host or both."""
-        freed = super().evict_component(node, *frees, **more)  # type: ignore[misc]
-        if node.component_data[self.component_type].host_value is None:  # type: ignore[attr-defined]
+        freed = super().evict_component(node, *frees, **more)
+        if node.component_data[self.component_type].host_value is None:
             # Its list said so already, unless the node was out of it.
-            self.tree_core.take_off_host(node, self.record_pool)  # type: ignore[attr-defined]
+            self.tree_core.take_off_host(node, self.record_pool)
         return freed
 
     def name(self, node: CostNode) -> None:
@@ -205,39 +206,39 @@ class _ListWalk:
         self._named_by_cache = True
 
     def _evict_device_start(self, request_cnt: int) -> None:
-        super()._evict_device_start(request_cnt)  # type: ignore[misc]  # a mixin of components
+        super()._evict_device_start(request_cnt)
         self._named_by_cache = False
-        self._naming = _Naming(self.tree_core.pools.by_name[self.record_pool])  # type: ignore[attr-defined]
+        self._naming = _Naming(self.tree_core.pools.by_name[self.record_pool])
 
     def _evict_device_next_node(self, tracker: Any, *frees: Any, **more: Any) -> Any:
         if self._named_by_cache:
             self._named_by_cache = False
         elif (
-            not self.tree_core.enable_session_radix_cache  # type: ignore[attr-defined]
-            and tracker[self.component_type] < self._evict_device_request_cnt  # type: ignore[attr-defined]
+            not self.tree_core.enable_session_radix_cache
+            and tracker[self.component_type] < self._evict_device_request_cnt
         ):
             self._evict_device_cursor = self._named()
-        return super()._evict_device_next_node(tracker, *frees, **more)  # type: ignore[misc]
+        return super()._evict_device_next_node(tracker, *frees, **more)
 
     def _named(self) -> CostNode | None:
         while (record := self._naming.next()) is not None:
             node: CostNode = record.node
-            if node.component_data[self.component_type].lock_ref == 0:  # type: ignore[attr-defined]
+            if node.component_data[self.component_type].lock_ref == 0:
                 return node
             self._naming.refuse()
         return None
 
     def _evict_device_end(self) -> None:
         self._naming.end()
-        super()._evict_device_end()  # type: ignore[misc]
+        super()._evict_device_end()
 
     def _refresh_session_partition(self, node: CostNode) -> None:
-        core, component = self.tree_core, self.component_type  # type: ignore[attr-defined]
+        core, component = self.tree_core, self.component_type
         lists = core.lru_lists[component], core.host_lru_lists[component]
         for values in lists:
             values.silent = True  # a session's reference is not a use
         try:
-            super()._refresh_session_partition(node)  # type: ignore[misc]
+            super()._refresh_session_partition(node)
         finally:
             for values in lists:
                 values.silent = False

@@ -7,15 +7,13 @@ removes the leaf itself, see ``take_leaf``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from costcache.eviction import Refused
-from costcache.records import PoolState, Victim
+from costcache.records import PoolState, Victim, tuple_maker
 from costcache.sglang.records import PoolRecord
 
 if TYPE_CHECKING:
@@ -24,8 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HostValueVictims", "HostVictims", "KvVictims", "ValueVictims", "make_victims"]
 
-_pool_state: Callable[[tuple[Any, ...]], PoolState] = partial(tuple.__new__, PoolState)
-"""A PoolState of its fields, without the Python code of a named tuple."""
+_pool_state = tuple_maker(PoolState)
 
 HOST_VALUES = {
     "host_swa": ("swa", ComponentType.SWA, PoolName.SWA),

@@ -70,6 +70,7 @@ class Simulator:
         cost: Bytes and FLOPs of the model's tokens.
         prefill: Seconds of a prefill.
         warmup: Requests at the start that rates and times leave out.
+        state_share: Models with states: share of the memory reserved for states; None if it has one pool.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Simulator:
         self.cost = self._architecture.cost(deployment)
         self.prefill = prefill_model(prefill, self.cost)
         self._prefill_name = prefill
-        self._state_share = state_share
+        self.state_share = state_share
         self._known = known
         self.keys = trace.page_keys(deployment.page_size)
         self._curve: LRUCurve | None = None
@@ -125,7 +126,7 @@ class Simulator:
         options = {
             "prefill": self._prefill_name,
             "warmup": self.warmup,
-            "state_share": self._state_share,
+            "state_share": self.state_share,
             "known": self._known,
         }
         return self.trace, self._model, self._deployment, options
@@ -249,7 +250,7 @@ class Simulator:
         if self.window_layout not in (None, "one-pool"):
             raise SettingsError(
                 f"model {self._model.name!r} keeps sliding windows apart, which are not replayed over tiers: "
-                "set window_layout to one-pool"
+                "set window_layout to one-pool (--window-layout one-pool)"
             )
         self.check(settings, capacity_tokens)
         below = []
@@ -303,8 +304,13 @@ class Simulator:
 
         Raises:
             PluginError: If there is no such policy, or it cannot serve the model.
-            SettingsError: If a setting is wrong, or the pool is smaller than a page.
+            SettingsError: If a setting is wrong, the pool is smaller than a page, or the model keeps no KV.
         """
+        if self._model.has_states and not self.cost.token.kv_bytes:
+            raise SettingsError(
+                f"model {self._model.name!r} keeps states and no KV, which is not replayed; 'costcache plan' "
+                "says how many states fit"
+            )
         page = self._deployment.page_size
         if capacity_tokens is not None and capacity_tokens < page:
             raise SettingsError(
@@ -345,7 +351,7 @@ class Simulator:
 
     @cached_property
     def window_layout(self) -> WindowLayout | None:
-        """Where the replay keeps sliding windows; None for a model without any.
+        """Place of the sliding windows in the replay; None for a model without any.
 
         Models with states, and those whose every layer slides, are replayed with one pool of all layers.
         """
@@ -372,7 +378,7 @@ class Simulator:
 
     @property
     def windows(self) -> str:
-        """Where the replay keeps sliding windows, in words; empty for a model without any."""
+        """Place of the sliding windows in the replay, in words; empty for a model without any."""
         layout = self.window_layout
         if layout is None:
             return ""
@@ -426,7 +432,10 @@ class Simulator:
         from costcache.sim.replay import replay
         from costcache.sim.serving import serve
 
-        outputs = 0 if serving is None else int(self.trace.output_tokens.sum())
+        outputs = 0
+        if serving is not None:
+            outputs = int(self.trace.output_tokens.sum())
+            settings = self._as_recorded(settings)
         tree = self._empty_tree(settings, capacity_tokens, outputs)
         if serving is None:
             return replay(
@@ -449,6 +458,16 @@ class Simulator:
             server=server,
         )
 
+    def _as_recorded(self, settings: Settings) -> Settings:
+        """The settings with the trimming of the recorded server, for the policy that it had."""
+        server = self.trace.server
+        if server is None or server.trim is None or settings.trim != "auto":
+            return settings
+        if self._plugins.policy_name(settings.policy, self._architecture) != server.policy:
+            return settings  # whose victims it might cut in another way
+        trim = {"trim": "chunk", "trim_chunk": server.trim} if server.trim else {"trim": "off"}
+        return settings.model_copy(update=trim)
+
     def _empty_state_tree(self, settings: Settings, capacity_tokens: int | None) -> StateTree:
         from costcache.radix.states import StateTree
 
@@ -462,7 +481,7 @@ class Simulator:
         return StateTree(
             self._bind(settings),
             memory,
-            state_share=None if capacity_tokens is None else self._state_share,
+            state_share=None if capacity_tokens is None else self.state_share,
             page_bytes=self.keys.bytes_per_page,
         )
 

@@ -226,7 +226,7 @@ def outcome_of(
     pool = tree.pool
     if isinstance(tree, StateTree | WindowTree):
         counters = [each.counters for each in tree.pools.values()]
-        shortfall, evicted = tree.evicted_tokens()
+        shortfall, evicted = _evicted_tokens(tree)
         trimmed = None
     else:
         counters = [pool.counters]
@@ -245,3 +245,17 @@ def outcome_of(
         decision_seconds=deciding,
         ttft=None if ttft is None else np.array(ttft, np.float64),
     )
+
+
+def _evicted_tokens(tree: StateTree | WindowTree) -> tuple[int, int]:
+    """Shortfall and evictions of all pools, in tokens of KV and window KV of the same bytes."""
+    units = {"memory": 1, "kv": tree.kv_bytes}
+    if isinstance(tree, WindowTree):
+        units["swa"] = tree.window_bytes
+        token = tree.kv_bytes + tree.window_bytes
+    else:
+        units["state"] = tree.state_bytes
+        token = tree.kv_bytes
+    counts = [(units[name], pool.counters) for name, pool in tree.pools.items()]
+    shortfall = sum(size * count.shortfall for size, count in counts)
+    return shortfall // token, sum(size * count.evicted for size, count in counts) // token

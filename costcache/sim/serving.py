@@ -3,9 +3,10 @@
 One server with one prefill at a time and many concurrent decodes. A request waits in the queue (first
 come, first served) until the prefill before it has ended, fewer than ``concurrency`` requests run, and there
 are slots for it. It matches all but its last prompt token (which a server always computes), locks what it
-matched, and reserves slots for the rest of its prompt and for its output until it ends. Its prompt is cached
-when its prefill ends. Its output is cached when it ends, if the trace names the generated tokens: all but the
-last one, whose KV is never computed.
+matched, and reserves slots for the rest of its prompt and for its output until it ends, in the steps of
+:mod:`costcache.sim.steps`. Its prompt is cached when its prefill ends, or chunk by chunk. Its output is
+cached when it ends, if the trace names the generated tokens: all but the last one, whose KV is never
+computed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from costcache.sim.loop import PER_REPORT, no_collector
 from costcache.sim.replay import outcome_of
 from costcache.sim.requests import RequestInfos
 from costcache.sim.settings import ServingSettings
+from costcache.sim.steps import steps_of
 
 if TYPE_CHECKING:
     from costcache.radix.node import Node
@@ -126,6 +128,7 @@ class Server:
         self.infos = RequestInfos(trace, known)
         self.priorities: list[int] | None = None if trace.priorities is None else trace.priorities.tolist()
         self.whole: list[int] = keys.tokens.tolist()
+        self.steps = steps_of(settings, trace, tree.page_size)
         self.reserve = tree.pool.reserve() if always_free else 0
         self.watermark = not always_free
         self.progress = progress
@@ -137,7 +140,7 @@ class Server:
         self.head: RequestRecord | None = None  # of the head of the queue, once it was tried
         self.find: Callable[[Node, bytes, RequestRecord], Node] = tree.match
         clock = settings.clock
-        self.in_seconds = clock == "seconds" or (clock == "auto" and not trace.from_server)
+        self.in_seconds = clock == "seconds" or (clock == "auto" and trace.server is None)
         self.begin()
 
     def begin(self) -> None:
@@ -215,22 +218,29 @@ class Server:
 
     def run_prompt(self, index: int, now: float, node: Node, request: RequestRecord, *, alone: bool) -> bool:
         """Admit a request that matched up to ``node``, and cache its prompt; False if it has to wait."""
-        pool, page = self.pool, self.tree.page_size
+        pool = self.pool
         found = request.matched = node.depth + node.tokens
+        prompt, output = self.inputs[index], self.outputs[index]
         pool.pin(node)
-        need = -(-(self.inputs[index] + self.outputs[index]) // page) * page - found
-        if need > pool.free + pool.evictable and not alone:
+        if self.steps.most(prompt, output) - found > pool.free + pool.evictable and not alone:
             pool.unpin(node)
             return False
-        if need > pool.free:
-            before = time.perf_counter()
-            pool.evict(need - pool.free, watermark=self.watermark)
-            self.deciding += time.perf_counter() - before
-        reserved = min(need, pool.free)  # less than needed only for a request larger than the pool
-        pool.counters.oversized += reserved < need
-        pool.reserved += reserved
         self.prefilled(index, now, found)
-        node, reserved = self.cache_prompt(index, bytes(self.keys[index]), node, reserved, request)
+        computed, owned, reserved, oversized = -1, found, 0, False
+        for step in self.steps.of(found, prompt, output):
+            if step.free > pool.free:
+                before = time.perf_counter()
+                pool.evict(step.free - pool.free, watermark=self.watermark)
+                self.deciding += time.perf_counter() - before
+            added = min(step.owned - owned, pool.free)  # less only for a request larger than the pool
+            oversized |= added < step.owned - owned
+            pool.reserved += added
+            reserved += added
+            owned = step.owned
+            if step.computed > computed:
+                computed = step.computed
+                node, reserved = self.cache_prompt(index, computed, node, reserved, request)
+        pool.counters.oversized += oversized
         self.admitted(index, now, node, reserved, request)
         return True
 
@@ -250,19 +260,27 @@ class Server:
         heapq.heappush(self.running, Running(ends, index, node, reserved, request))
 
     def cache_prompt(
-        self, index: int, key: bytes, node: Node, reserved: int, request: RequestRecord
+        self, index: int, computed: int, node: Node, reserved: int, request: RequestRecord
     ) -> tuple[Node, int]:
-        """Move the prompt's whole pages from the request to the tree.
+        """Move the whole pages of what is ``computed`` of the prompt from the request to the tree.
 
         Returns:
             The node to keep locked, and the slots that the request still owns.
         """
+        tree, tokens = self.tree, self.whole[index]
+        if computed < self.inputs[index]:
+            tokens = computed // tree.page_size * tree.page_size
+        key = bytes(tree.part(bytes(self.keys[index]), 0, tokens))
         # The page of the last token may be cached already, though the request had to compute it.
-        leaf, reserved = self.extend(index, key, self.whole[index], reserved, request)
+        leaf, left = self.extend(index, key, tokens, reserved, request)
+        if self.steps.frees_copies:
+            copies = min(leaf.depth + leaf.tokens - node.depth - node.tokens - (reserved - left), left)
+            self.pool.reserved -= copies
+            left -= copies
         if leaf is not node:
             self.pool.pin(leaf)
             self.pool.unpin(node)
-        return leaf, reserved
+        return leaf, left
 
     def extend(
         self, index: int, key: bytes, tokens: int, reserved: int, request: RequestRecord

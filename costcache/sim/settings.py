@@ -38,6 +38,15 @@ class ServingSettings(BaseModel):
         description="Time by which a policy learns: 'requests' counts them, as SGLang and vLLM do, 'seconds' "
         "is the replayed server's clock; 'auto' is requests for a recording of a server, else seconds.",
     )
+    chunk: int | None = Field(
+        None,
+        ge=0,
+        le=2**30,
+        description="Prompt tokens that are computed at once (SGLang's --chunked-prefill-size, vLLM's "
+        "--max-num-batched-tokens): room is made, and the prompt cached, chunk by chunk, then room for the "
+        "answer page by page; 0 computes each prompt at once. Models with windows and --host make room at "
+        "once in any case.  [default: that of the recorded server, else 0]",
+    )
     outputs: bool = Field(True, description="Cache generated tokens where the trace names them.")
     spread_bursts: bool = Field(
         True,

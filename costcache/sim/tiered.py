@@ -142,7 +142,7 @@ def make_tiered_run(
 
 @dataclass(frozen=True, slots=True)
 class TieredBound:
-    """What no policy can exceed that sees the requests in the order of the trace, whatever it knows of them.
+    """The bound of every policy that sees the requests in the order of the trace, whatever it knows of them.
 
     The tiers together hold no more than one pool of their total size, in which Belady's rule on the pages of
     the tree finds the most; and the device finds no more than that rule does on it alone. Times are not

@@ -37,6 +37,7 @@ from costcache.sim.extents import ROOT, Extents
 from costcache.sim.load import Load, load_kind
 from costcache.sim.loop import PER_REPORT, no_collector
 from costcache.sim.requests import RequestInfos
+from costcache.sim.steps import steps_of
 from costcache.tiers import Link, Move, Price, Writing
 
 if TYPE_CHECKING:
@@ -351,7 +352,6 @@ class Tiers:
         self.trace, self.of, self.writing, self.prefill, self.settings = trace, of, writing, prefill, settings
         token = binding.cost.token
         self.cost = binding.cost
-        self.page_size = binding.page_size
         self.in_pool = settings.running == "in_pool"
         self.layers = max(1, binding.cost.spec.num_layers)
         # In one pool of all layers, windows too: every token's window KV is cached.
@@ -381,6 +381,7 @@ class Tiers:
             spread=settings.spread_bursts,
         )
         self.infos = RequestInfos(trace, known)
+        self.steps = steps_of(settings, trace, binding.page_size)
         self.inputs: list[int] = trace.input_tokens.tolist()
         self.outputs: list[int] = trace.output_tokens.tolist()
         self.progress = progress
@@ -501,7 +502,7 @@ class Tiers:
             device.pool.pin(kept[-1])
         reserved = 0
         if self.in_pool:
-            reserved = self._reserve(self._most_tokens(index) - self._tokens(path, len(kept)))
+            reserved = self._reserve(self._most(index) - self._tokens(path, len(kept)))
         start = max(now, self.written)
         outcome.write_wait_seconds += start - now
         load = self._load(path, loads, start)
@@ -534,16 +535,15 @@ class Tiers:
         device = self.device
         while here and not device.records[path[here - 1]].locks:
             here -= 1
-        needed = (self._most_tokens(index) - self._tokens(path, here)) * device.token_bytes
+        needed = (self._most(index) - self._tokens(path, here)) * device.token_bytes
         in_use = device.pool.pinned * device.token_bytes + device.reserved
         # Each request has a state; the others can be evicted.
         states = (len(self.running) + 1) * device.state_bytes
         return in_use + needed + states <= device.capacity
 
-    def _most_tokens(self, index: int) -> int:
-        """Tokens of a request at its end, whole pages."""
-        page = self.page_size
-        return -(-(self.inputs[index] + self.outputs[index]) // page) * page
+    def _most(self, index: int) -> int:
+        """Tokens that a request needs room for, whole pages."""
+        return self.steps.most(self.inputs[index], self.outputs[index])
 
     def _reserve(self, tokens: int) -> int:
         """Keep room on the device for tokens in no extent; returns the bytes, fewer if it is full."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from costcache.errors import TraceError
 from costcache.sim.reuse import previous_use
 
-__all__ = ["HINTS", "MOST_BLOCK", "PageKeys", "Trace"]
+__all__ = ["HINTS", "MOST_BLOCK", "PageKeys", "RecordedServer", "Trace"]
 
 MOST_BLOCK = 2**20
 """Tokens of the largest block or page: more than any server uses, and few enough to expand into ids."""
@@ -32,6 +32,23 @@ HINTS = ("tenants", "users", "session_ends", "returns_after", "labels", "keep_se
 _OPTIONAL = ("sessions", "think_seconds", "service_seconds", "finish", "priorities", *HINTS)
 # Units expanded at once: enough to amortise numpy's overhead, few enough for a CPU cache.
 _UNITS_PER_BATCH = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedServer:
+    """A server that was recorded, as far as a replay has to know how it makes room.
+
+    Attributes:
+        name: ``sglang`` or ``vllm``; empty if it is neither, or unknown.
+        policy: Policy that chose the victims; empty if unknown.
+        chunk: Prompt tokens that it computed at once, at most; 0 for all, None if unknown.
+        trim: Tokens that it cut victims at multiples of; 0 if it evicted them whole, None if unknown.
+    """
+
+    name: str = ""
+    policy: str = ""
+    chunk: int | None = None
+    trim: int | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,7 +83,8 @@ class Trace:
         output_offsets: int64 of shape (n + 1,); request i has
             ``output_ids[output_offsets[i]:output_offsets[i + 1]]``.
         names_sessions: Whether clients tell the server their sessions; otherwise only the recorder knew.
-        from_server: Whether it is a recording of a server whose policy told the time by counting requests.
+        server: The server that it is a recording of, whose policy told the time by counting requests; None if
+            it is none.
         tenants: Each request's tenant as an index of ``tenant_names``, int64 of shape (n,), -1 where unknown;
             None if not recorded.
         tenant_names: The tenants that occur.
@@ -102,7 +120,7 @@ class Trace:
     output_ids: Int64 | None = None
     output_offsets: Int64 | None = None
     names_sessions: bool = False
-    from_server: bool = False
+    server: RecordedServer | None = None
     tenants: Int64 | None = None
     tenant_names: tuple[str, ...] = ()
     users: Int64 | None = None
@@ -186,7 +204,7 @@ class Trace:
             output_ids=outputs[0],
             output_offsets=outputs[1],
             names_sessions=self.names_sessions,
-            from_server=self.from_server,
+            server=self.server,
             tenant_names=self.tenant_names,
             user_names=self.user_names,
             label_names=self.label_names,

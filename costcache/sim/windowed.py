@@ -31,12 +31,11 @@ class WindowServer(Server):
 
     def run_prompt(self, index: int, now: float, node: Node, request: RequestRecord, *, alone: bool) -> bool:
         """Admit a request that matched up to ``node``; False if it has to wait."""
-        tree, page = self.tree, self.tree.page_size
-        tokens, output = self.inputs[index], self.outputs[index]
+        tree = self.tree
         usable = tree.usable(node)
         found = request.matched = usable.depth + usable.tokens
         tree.pin(usable)
-        need = -(-(tokens + output) // page) * page - found
+        need = self.steps.most(self.inputs[index], self.outputs[index]) - found
         prompt = self.whole[index] - found
         after = min(need - max(0, prompt), tree.kept)
         windows = tree.in_flight(max(0, prompt)) + after

@@ -148,7 +148,7 @@ class SealedStore:
 
 
 def _fault(key: bytes, value: memoryview) -> str | None:
-    """What is wrong with a value, in a few words; None if it is whole."""
+    """Say in a few words what is wrong with a value; None if it is whole."""
     if len(value) < _HEADER.size:
         return f"{len(value)} bytes, cut short"
     magic, version, key_size, size, checksum = _HEADER.unpack_from(value)

@@ -79,7 +79,7 @@ class Plugin:
 
 @dataclass
 class Report:
-    """What was found.
+    """The findings.
 
     Attributes:
         version: Version of costcache.

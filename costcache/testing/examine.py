@@ -11,9 +11,11 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import time
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, TextIO
 
 from costcache.deployment import Deployment
@@ -79,6 +81,13 @@ class Examiner:
                 storage=sorted(plugins.storage_backends().keys() - PluginManager().storage_backends()),
                 claims=claims,
             )
+            self._doing("read_config")
+            for model in _TRIED:
+                with contextlib.suppress(CostcacheError):  # what it answered wrongly is among the failures
+                    plugins.read(PRESETS[model])
+            if "trace_formats" in listed["hooks"]:
+                self._doing("trace_formats")
+                _offer_a_trace(plugins)
             for model in claims:
                 self._doing(f"the hooks for {model}")
                 self._claimed(plugins, model)
@@ -179,6 +188,17 @@ def _alone(name: str, value: str) -> PluginManager:
     plugins = PluginManager()
     plugins.load(_point(name, value))
     return plugins
+
+
+def _offer_a_trace(plugins: PluginManager) -> None:
+    """Ask every format whether it claims a file; what is wrong with one is among the failures then."""
+    from costcache.sim.traces import load_trace
+
+    line = {"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]}
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(CostcacheError):
+        path = Path(folder, "trace.jsonl")
+        path.write_text(json.dumps(line), encoding="utf-8")
+        load_trace(path, plugins=plugins)
 
 
 def _claims(plugins: PluginManager, plugin: str, model: str | None) -> dict[str, int]:

@@ -12,6 +12,8 @@ _CLOCK = "let the key depend on the record and on events alone: no clock, no ran
 _FIXES: tuple[tuple[str, str], ...] = tuple(
     (re.sub(r"\s+", " ", words), fix)
     for words, fix in (
+        (r"needs the extra", "pip install 'costcache[testing]'"),
+        (r"whose body no call runs", "write 'def' without 'async', and no 'yield' in it"),
         # loading
         (r"No module named", "install what the plugin imports, and name it in its dependencies"),
         (r"SyntaxError|IndentationError", "correct the line: 'python -m py_compile FILE' shows it"),
@@ -77,6 +79,7 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
             "let get return bytes or None, put a bool, and keys pairs of a key and its bytes",
         ),
         # offers
+        (r"claims (raised|answered)", "let claims(name, start) return True or False"),
         (r"trace.format", "return a dict of names to costcache.TraceFormat from trace_formats"),
         (r"(policy|name) '[^']*' is taken", "choose another name for the policy in what policies() returns"),
         (r"cannot be asked for", "choose another name, of letters, digits, '-' and '_'"),
@@ -90,10 +93,13 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
         (r": (make_order|supports) is", "give PolicySpec a function"),
         (r": (windows|explains) is", "leave the field of PolicySpec out, or give it a value of its type"),
         (
-            r"policies (failed|returned)|not a name and a PolicySpec",
+            r"policies (failed|returned)",
             "return a dict of names to costcache.PolicySpec from policies()",
         ),
-        (r"supports raised", "let supports return None, or a line on why it does not serve the model"),
+        (
+            r"supports (raised|answered)",
+            "let supports return None, or a line on why it does not serve the model",
+        ),
         (
             r"no_such_setting",
             'refuse unknown settings: model_config = ConfigDict(frozen=True, extra="forbid")',
@@ -103,7 +109,18 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
             r"cannot be made|make_order returned|which is not a \w+Order",
             "let make_order(cost, pools, settings) return a new order of the kind that sees declares",
         ),
+        (r"the (key|score) of node #\d+ is None", "let every path through it return a value"),
         (r"the key of node|equal to itself", _CLOCK),
+        (
+            r"that it sees leaves alone",
+            "declare sees=frozenset({'nodes'}), or leave these facts out of the key",
+        ),
+        (r"has the lower key", "set rises = False, or call requeue(record) where a key falls"),
+        (
+            r"the orders of all caches|another cache changed",
+            "keep what it learns in attributes that __init__ makes, for each order anew",
+        ),
+        (r": it (names|declares)", "correct the field of PolicySpec, or leave it out"),
         (r"same stream gave other victims", _CLOCK),
         (r"depend on the process", "iterate over lists and dicts, not sets, and use no hash() of text"),
         (
@@ -126,7 +143,6 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
         (r"does not end", "find the loop that does not end, or what it waits for"),
         (r"ended the process", "raise an error in place of ending the process"),
         (r"serves none of", "declare what it sees, or let supports return None for some model"),
-        (r"needs the extra", "pip install 'costcache[testing]'"),
     )
 )
 

@@ -25,7 +25,7 @@ class Offered:
     @classmethod
     @functools.cache
     def plugins(cls) -> PluginManager:
-        """Where it is offered: the plugin alone, or else all that is installed."""
+        """The plugins that offer it: the one alone, or else all that are installed."""
         manager = PluginManager()
         if cls.plugin is None:
             manager.load_entry_points()

@@ -21,7 +21,7 @@ from costcache.testing import strategies
 from costcache.testing.offered import Offered
 from costcache.testing.server import SmallServer, made_cache
 from costcache.testing.steps import Evict, Request, Serve, Step, stream
-from costcache.testing.watched import watching
+from costcache.testing.watched import nothing_shared, watching
 
 __all__ = ["PolicyContract"]
 
@@ -93,6 +93,16 @@ class PolicyContract(Offered):
         spec.settings()  # can be made without arguments
         for name, field in spec.settings.model_fields.items():
             assert field.description, f"the setting {name!r} has no description, which its help text needs"
+        if spec.windows is not None:
+            offered = self.plugins().policies()
+            assert spec.windows in offered, (
+                f"{self.policy!r}: it names {spec.windows!r} for windows, and there is no such policy"
+            )
+        for name in self.served():
+            if spec.explains and not ModelSpec.preset(name).has_states:
+                assert self.cache(name)._pool._guard.order.explained() is not None, (
+                    f"{self.policy!r}: it declares explains=True, and its order has no classes to explain"
+                )
 
     def test_it_serves_some_of_the_models_and_refuses_the_others_by_name(self) -> None:
         assert self.served(), f"{self.policy!r} serves none of {', '.join(self.models)}: set models"
@@ -129,18 +139,31 @@ class PolicyContract(Offered):
             raise unittest.SkipTest(
                 f"{self.policy!r} ranks states only, which are watched by the framework's own order"
             )
-        plugins, orders = watching(self.plugins(), self.policy, model)
-        cache = made_cache(model, 60, 1, "watched", plugins, policy_settings=dict(self.settings))
-        try:
-            SmallServer(cache).run(steps)
-        except AssertionError as error:
-            raise (orders[0].broken or error) from None  # it says more than that LRU took over
+        for tokens in (60, 240):  # of few leaves almost any one is the lowest
+            plugins, orders = watching(self.plugins(), self.policy, model)
+            cache = made_cache(model, tokens, 1, "watched", plugins, policy_settings=dict(self.settings))
+            try:
+                SmallServer(cache).run(steps)
+            except AssertionError as error:
+                raise (orders[0].broken or error) from None  # it says more than that LRU took over
 
     def test_equal_streams_give_equal_victims(self) -> None:
         for name in self.served():
             one, two = (SmallServer(self.cache(name, 400)).run(stream(seed=1)) for _ in range(2))
             assert one == two, (
                 "the same stream gave other victims: is there a clock, or an unseeded random number?"
+            )
+
+    def test_what_another_cache_does_changes_nothing(self) -> None:
+        for name in self.served():
+            beside, other = SmallServer(self.cache(name, 200)), SmallServer(self.cache(name, 100))
+            with nothing_shared(beside.cache._pool._guard.order, other.cache._pool._guard.order):
+                alone = SmallServer(self.cache(name, 200)).run(stream(seed=4))
+                for step, strange in zip(stream(seed=4), stream(seed=7), strict=True):
+                    beside.do(step)
+                    other.do(strange)
+            assert beside.run([]) == alone, (
+                "another cache changed the victims: does the order keep what it learns outside of itself?"
             )
 
     def test_every_process_gives_the_same_victims(self) -> None:

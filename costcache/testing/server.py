@@ -67,7 +67,7 @@ class Running:
 
 @dataclass
 class Transcript:
-    """What a stream showed.
+    """The results of a stream.
 
     Attributes:
         matched: Tokens found by each request.

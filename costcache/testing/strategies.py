@@ -45,7 +45,7 @@ def requests() -> st.SearchStrategy[Request]:
 
 
 def steps() -> st.SearchStrategy[Step]:
-    """What may happen to a cache."""
+    """Things that may happen to a cache."""
     return st.one_of(
         st.builds(Serve, requests()),
         st.builds(Serve, requests()),

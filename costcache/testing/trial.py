@@ -15,7 +15,7 @@ from costcache.model import ModelSpec
 from costcache.plugins import PluginManager
 from costcache.testing.server import SmallServer, made_cache
 from costcache.testing.steps import Request, Serve, Step, stream
-from costcache.testing.watched import watching
+from costcache.testing.watched import nothing_shared, watching
 
 __all__ = ["Doing", "try_architecture", "try_policy", "try_storage"]
 
@@ -82,6 +82,7 @@ def try_policy(
     checks: dict[str, Callable[[], object]] = {}
     served = _served(plugins, policy)
     if served:
+        checks["orders share nothing"] = lambda: _apart(plugins, policy, served)  # first: classes are as new
         checks[_PACE] = lambda: _pace(plugins, policy, served)
     if served == _PLAIN:
         checks[_WATCHED] = lambda: _watched(plugins, policy)
@@ -186,6 +187,14 @@ def _told(error: BaseException, logged: str) -> str:
     if "an answer of a hook had to be replaced" in text and logged:
         return logged
     return text or one_line(error)
+
+
+def _apart(plugins: PluginManager, policy: str, model: str) -> None:
+    """Check that each cache has an order of its own, which keeps what it learns to itself."""
+    one, two = (SmallServer(made_cache(ModelSpec.preset(model), 60, 1, policy, plugins)) for _ in range(2))
+    with nothing_shared(one.cache._pool._guard.order, two.cache._pool._guard.order):
+        for step in stream(seed=5, steps=_STEPS):
+            one.do(step)
 
 
 def _pace(plugins: PluginManager, policy: str, model: str) -> None:

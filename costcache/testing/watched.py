@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import copy
+import reprlib
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from costcache.hookspecs import PROJECT
 from costcache.model import ModelSpec
-from costcache.orders import VictimOrder, overridden
+from costcache.orders import KeyedOrder, VictimOrder, overridden
 from costcache.plugins import PluginManager
 from costcache.policies.spec import PolicySpec
 from costcache.records import NodeRecord, RequestInfo, RequestRecord, Victim
 from costcache.settings import Settings
 from costcache.watch import FACTS
 
-__all__ = ["BrokenContractError", "Watched", "watching"]
+__all__ = ["BrokenContractError", "Watched", "nothing_shared", "watching"]
 
 
 class BrokenContractError(AssertionError):
@@ -25,16 +30,19 @@ class Watched(VictimOrder):
     """Passes every event on to an order and checks what it does.
 
     An order may write to ``record.data`` and to nothing else of a record. A victim is a cached, unlocked leaf
-    that was not named before in the same eviction and left alone; None means that there is none.
+    that was not named before in the same eviction and left alone; None means that there is none. Of a
+    :class:`KeyedOrder` it is the one with the lowest key; if that sees leaves alone, a node of other tokens
+    would have the same key.
 
     Attributes:
         order: The order.
         broken: The first exception, its own or that of a check; the cache goes on under LRU after it.
     """
 
-    def __init__(self, order: VictimOrder) -> None:
-        """Watch an order that has seen no event yet."""
+    def __init__(self, order: VictimOrder, *, leaves_only: bool = False) -> None:
+        """Watch an order that has seen no event yet; ``leaves_only`` says that it declares to see no more."""
         self.order = order
+        self._leaves_only = leaves_only
         self.broken: Exception | None = None
         self._cached: dict[int, NodeRecord] = {}
         self._named: dict[int, NodeRecord] = {}
@@ -125,7 +133,7 @@ class Watched(VictimOrder):
         return Victim(*victim)
 
     def _fault(self, victim: Any) -> str | None:
-        """What is wrong with an answer, in words; None if nothing is."""
+        """Say what is wrong with an answer; None if nothing is."""
         if victim is None:
             for record in self._cached.values():
                 if record.is_evictable and record.serial not in self._named:
@@ -144,7 +152,62 @@ class Watched(VictimOrder):
             return f"named {record!r} again, though it could not be evicted this time"
         if tokens is not None and not 0 < tokens <= record.tokens:
             return f"offered {tokens} of the {record.tokens} tokens of {record!r}"
+        return self._lower(record) or self._seen(record)
+
+    def _lower(self, named: NodeRecord) -> str | None:
+        """Whether a leaf has a lower key than the victim of an order that leaves the queue to its base."""
+        order = self.order
+        if not isinstance(order, KeyedOrder) or type(order).next_victim is not KeyedOrder.next_victim:
+            return None
+        lowest = (order.key(named), named.serial)
+        for record in self._cached.values():
+            if record.is_evictable and record.serial not in self._named:
+                key = order.key(record)
+                if (key, record.serial) < lowest:
+                    return (
+                        f"named {named!r} of the key {reprlib.repr(lowest[0])}, though {record!r} has the "
+                        f"lower key {reprlib.repr(key)}: rises is {order.rises}, and its key fell unnoticed"
+                    )
         return None
+
+    def _seen(self, record: NodeRecord) -> str | None:
+        """Whether the key of an order that sees leaves alone depends on what else it can read of a node."""
+        order = self.order
+        if not self._leaves_only or not isinstance(order, KeyedOrder):
+            return None
+        twin = NodeRecord(record.serial, record.parent, record.tokens + 1, record.depth + 1)
+        twin.inherit(record)
+        twin.data, twin.live_children = record.data, record.live_children
+        twin.made_by = twin.used_by = None
+        if order.key(twin) == order.key(record):
+            return None
+        return (
+            f"named {record!r} by a key that depends on its tokens, its depth or who asks, though it "
+            "declares that it sees leaves alone"
+        )
+
+
+@contextlib.contextmanager
+def nothing_shared(one: VictimOrder, other: VictimOrder) -> Iterator[None]:
+    """Check that the orders of two caches are two, and that their classes learn nothing meanwhile.
+
+    Raises:
+        BrokenContractError: They are one, or a container that is an attribute of a class changed.
+    """
+    if one is other:
+        raise BrokenContractError("make_order returned one order for two caches")
+    own = getattr(one, "keyed", one)  # a keyed order that ranks states has another around it
+    kept = {
+        f"{kind.__name__}.{name}": (value, copy.copy(value))
+        for kind in type(own).__mro__
+        if kind.__module__.partition(".")[0] != PROJECT
+        for name, value in vars(kind).items()
+        if isinstance(value, dict | list | set | deque) and not name.startswith("__")
+    }
+    yield
+    for where, (now, before) in kept.items():
+        if now != before:
+            raise BrokenContractError(f"{where} changed, which the orders of all caches share")
 
 
 class _Offer:
@@ -171,7 +234,7 @@ def watching(plugins: PluginManager, policy: str, model: ModelSpec) -> tuple[Plu
     made: list[Watched] = []
 
     def make(cost: Any, pools: Any, settings: Any) -> VictimOrder:
-        made.append(Watched(spec.make_order(cost, pools, settings)))
+        made.append(Watched(spec.make_order(cost, pools, settings), leaves_only=spec.leaves_only))
         return made[-1]
 
     manager = PluginManager()

@@ -206,6 +206,10 @@ class Buffers:
         """The rows of states or of windows; None without either."""
         return self.windows if self.states is None else self.states
 
+    def bytes_of(self, tokens: int, rows: int) -> int:
+        """Bytes of the rows of so many tokens, and of so many rows of endings."""
+        return tokens * self.tokens.row_bytes + (0 if self.endings is None else rows * self.endings.row_bytes)
+
     @classmethod
     def allocate(
         cls,

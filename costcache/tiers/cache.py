@@ -28,7 +28,7 @@ from costcache.tiers.up import Load
 from costcache.tiers.writing import make_writing
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     import numpy as np
     from numpy.typing import NDArray
@@ -151,7 +151,10 @@ class TieredCache:
         deployment = binding.cost.deployment
         store = None
         if chosen.disk and chosen.path is not None:
-            store = self._store = self._open(binding.plugins.open_storage, chosen.path)
+            folder = chosen.path if self._ranks.size == 1 else chosen.path / f"rank{self._ranks.rank}"
+            store = self._store = binding.plugins.open_storage(
+                chosen.storage, folder, chosen.disk, chosen.storage_settings
+            )
         host: HostTier | None = None
         try:
             if chosen.host:
@@ -195,15 +198,10 @@ class TieredCache:
             for each in self._device.resting_on(node):
                 self._mover.demote(each)
 
-    def _open(self, opening: Any, path: Path) -> SealedStore:
-        folder = path if self._ranks.size == 1 else path / f"rank{self._ranks.rank}"
-        store: SealedStore = opening(
-            self.settings.storage, folder, self.settings.disk, self.settings.storage_settings
-        )
-        return store
-
     @staticmethod
-    def _deleting(store: SealedStore, line: Line) -> Any:
+    def _deleting(store: SealedStore, line: Line) -> Callable[[list[bytes]], None]:
+        """A function that deletes entries from storage, in the thread of its link."""
+
         def delete(keys: list[bytes]) -> None:
             def work() -> int:
                 for key in keys:
@@ -343,12 +341,9 @@ class TieredCache:
         self._check_load(load)
         if not load.done and not load.cancelled:
             raise ValueError(f"{load!r} is under way: step() until it is done, or wait for it, or cancel it")
-        namespace = load.place.namespace
-        extra, salt = (*namespace, None, None)[:2]
-        import numpy as np
-
         running = load.request if load.request in self.device._requests else None
-        match = self._match(np.frombuffer(load.place.key, np.int64), running, extra, salt)
+        names = load.place.names
+        match = self._match(load.place.tokens, running, names["extra_key"], names["cache_salt"])
         self._unlock(load)
         return match
 
@@ -514,16 +509,14 @@ def _check_buffers(cache: RadixCache | StateCache, buffers: Buffers) -> None:
     if buffers.tokens.slots < cache.pool_size:
         raise SettingsError(
             f"the buffers have {buffers.tokens.slots} rows of tokens and the cache {cache.pool_size} slots: "
-            "give a "
-            "row for each slot"
+            "give a row for each slot"
         )
     if isinstance(cache, StateCache):
         rows = 0 if buffers.states is None else buffers.states.slots
         if rows < cache._state_slots:
             raise SettingsError(
                 f"the buffers have {rows} rows of states and the cache {cache._state_slots} state slots: "
-                "give a row "
-                "for each"
+                "give a row for each"
             )
     elif buffers.states is not None:
         raise SettingsError("the buffers have rows of states, which RadixCache does not keep: use StateCache")

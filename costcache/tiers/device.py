@@ -215,9 +215,7 @@ class DeviceLanding:
     @property
     def size(self) -> int:
         """Bytes to copy."""
-        memory = self._device.buffers
-        rows = 0 if memory.endings is None else memory.endings.row_bytes
-        return self._slots.size * memory.tokens.row_bytes + self._ending.size * rows
+        return self._device.buffers.bytes_of(self._slots.size, self._ending.size)
 
     def write(self, source: Source) -> int:
         """Copy; in the thread of the link."""
@@ -234,12 +232,10 @@ class DeviceLanding:
     def settle(self, request: Hashable) -> Node:
         """Give what was loaded to the device's cache; returns the node at its end, locked."""
         device, cache, ending = self._device, self._device.cache, self._ending
-        tokens = np.frombuffer(self._place.key, np.int64)
-        extra, salt = (*self._place.namespace, None, None)[:2]
+        tokens, names = self._place.tokens, self._place.names
         whole = np.concatenate((device.slots_of(self._at), self._slots))
         if request not in cache._requests:
             request = None  # it has ended meanwhile
-        names = {"extra_key": extra, "cache_salt": salt}
         state = int(ending[0]) if ending.size and device.windows is None else None
         if state is None:
             done = device.restore(tokens, whole, ending, request, **names)

@@ -13,10 +13,14 @@ from costcache.tiers.lower import LowerTier
 from costcache.tiers.tier import Place, Source
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from costcache.pool import Pool
     from costcache.radix.node import Node
     from costcache.records import Asker
     from costcache.storage import SealedStore
+    from costcache.tiers.buffers import Buffers
     from costcache.tiers.lower import LowerBinding
     from costcache.tiers.ranks import Ranks
 
@@ -206,6 +210,45 @@ class DiskTier(LowerTier):
         while node.parent is not None and node.depth > start:
             node = node.parent
         return node.end > start and node.window is not None
+
+    def read(
+        self,
+        hashes: list[int],
+        keys: list[bytes],
+        memory: Buffers,
+        slots: NDArray[np.int64],
+        ending: NDArray[np.int64],
+        *,
+        unwanted: Callable[[], bool],
+    ) -> int:
+        """Read entries into rows of the host's memory, until one is missing; in the thread of the link.
+
+        Args:
+            hashes: Hashes of the pages to read.
+            keys: Keys of the entries of the ending.
+            memory: The host's memory.
+            slots: Slots of the pages there.
+            ending: Rows of the ending there, as many for each of its entries; none if it is not read.
+            unwanted: Asked before each page whether nobody wants the rest.
+
+        Returns:
+            The pages read, plus one if the ending was read, too.
+        """
+        page = self.page_size
+        for number, value in enumerate(hashes):
+            here = slots[number * page : (number + 1) * page]
+            payload = None if unwanted() else self.store.get(self.page_key(value))
+            if payload is None or not memory.tokens.unpack(here, payload):
+                return number
+        if not ending.size or memory.endings is None:
+            return len(hashes)
+        each = ending.size // len(keys)
+        for number, key in enumerate(keys):
+            here = ending[number * each : (number + 1) * each]
+            payload = self.store.get(key)
+            if payload is None or not memory.endings.unpack(here, payload):
+                return len(hashes)
+        return len(hashes) + 1
 
     def settled(self, tokens: int, rows: int) -> None:
         """Give reserved room back."""

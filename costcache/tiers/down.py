@@ -159,8 +159,4 @@ class Down:
 
     def _may(self, tokens: int, rows: int) -> bool:
         """Whether so much more may be under way."""
-        memory = self._source.buffers
-        size = tokens * memory.tokens.row_bytes
-        if memory.endings is not None:
-            size += rows * memory.endings.row_bytes
-        return self._line.copies.in_flight + size <= self._in_flight
+        return self._line.copies.in_flight + self._source.buffers.bytes_of(tokens, rows) <= self._in_flight

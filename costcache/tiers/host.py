@@ -190,9 +190,7 @@ class HostLanding:
     @property
     def size(self) -> int:
         """See :class:`costcache.tiers.lower.Landing`."""
-        memory = self._host.buffers
-        rows = 0 if memory.endings is None else memory.endings.row_bytes
-        return self.slots.size * memory.tokens.row_bytes + self.ending.size * rows
+        return self._host.buffers.bytes_of(self.slots.size, self.ending.size)
 
     def write(self, source: Source) -> int:
         """See :class:`costcache.tiers.lower.Landing`."""

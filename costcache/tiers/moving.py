@@ -115,8 +115,7 @@ class Mover:
 
     def wait(self, load: Load) -> None:
         """Wait until a load is done, collecting what ends before it."""
-        while not load.done and load._line is not None:
-            load._line.copies.wait(load._until)
+        while not load.done and load._wait():
             self.step()
 
     def drain(self) -> None:

@@ -40,6 +40,17 @@ class Place(NamedTuple):
     namespace: tuple[str | None, ...]
     key: bytes
 
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """Its tokens, int64 of shape [tokens]."""
+        return np.frombuffer(self.key, np.int64)
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """Its namespace, as a cache's calls take it."""
+        extra_key, cache_salt = (*self.namespace, None, None)[:2]  # that of an empty prefix may have no names
+        return {"extra_key": extra_key, "cache_salt": cache_salt}
+
 
 def place_of(node: Node) -> Place:
     """The prefix that ends with a node of any tier's tree."""
@@ -125,7 +136,7 @@ class Tier:
 
 
 class Source:
-    """What a copy takes: rows that stay where they are, or those of what is evicted, read at once."""
+    """The source of a copy: rows that stay where they are, or those of what is evicted, read at once."""
 
     def __init__(
         self, buffers: Buffers, slots: NDArray[np.int64], ending: NDArray[np.int64], *, at_once: bool

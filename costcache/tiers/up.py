@@ -48,6 +48,22 @@ class Load:
         self._line: Line | None = None
         self._until = 0
 
+    def _follow(self, line: Line) -> None:
+        """Its next copy is the last one submitted to a line."""
+        self._line, self._until = line, line.copies.submitted
+
+    def _finish(self) -> None:
+        """Nothing more happens."""
+        self.done = True
+        self._line = None
+
+    def _wait(self) -> bool:
+        """Wait until its copy has finished on this rank; False if none is under way."""
+        if self._line is None:
+            return False
+        self._line.copies.wait(self._until)
+        return True
+
     def __repr__(self) -> str:
         how = "cancelled" if self.cancelled else "done" if self.done else "under way"
         return f"Load([{self.start}, {self.end}), {how}, {self.loaded} loaded)"
@@ -124,25 +140,13 @@ class Up:
             counters.skipped += tokens
             return False
         hashes = disk.hashes(place, start, start + landing.pages * page)
-        memory, store, slots, ending = host.buffers, disk.store, landing.slots, landing.ending
+        memory, ending = host.buffers, landing.ending
+        alone = self._ranks.size == 1
 
         def work() -> int:
-            for number, value in enumerate(hashes):
-                if load.cancelled and self._ranks.size == 1:
-                    return number
-                payload = store.get(disk.page_key(value))
-                here = slots[number * page : (number + 1) * page]
-                if payload is None or not memory.tokens.unpack(here, payload):
-                    return number
-            if not ending.size or memory.endings is None:
-                return len(hashes)
-            each = ending.size // len(keys)
-            for number, key in enumerate(keys):
-                payload = store.get(key)
-                here = ending[number * each : (number + 1) * each]
-                if payload is None or not memory.endings.unpack(here, payload):
-                    return len(hashes)
-            return len(hashes) + 1
+            return disk.read(
+                hashes, keys, memory, landing.slots, ending, unwanted=lambda: alone and load.cancelled
+            )
 
         def collected(done: int) -> None:
             disk.tree.unpin(node)
@@ -160,7 +164,7 @@ class Up:
                 self._up(load)
 
         line.submit(work, collected, landing.size)
-        load._line, load._until = line, line.copies.submitted
+        load._follow(line)
         return True
 
     def _up(self, load: Load) -> bool:
@@ -202,10 +206,9 @@ class Up:
             self._end(load)
 
         line.submit(lambda: landing.write(what), collected, landing.size)
-        load._line, load._until = line, line.copies.submitted
+        load._follow(line)
         return True
 
     def _end(self, load: Load) -> bool:
-        load.done = True
-        load._line = None
+        load._finish()
         return False

@@ -66,7 +66,7 @@ class Move(NamedTuple):
 
 
 class Price:
-    """What room in a full tier costs: the seconds that what it gave up lately was expected to save.
+    """The price of room in a full tier: the seconds that what it gave up lately was expected to save.
 
     It gives up what it evicts and what it refuses. Without the latter nothing would be learned while all is
     refused, and a price that was once too high would stay. The latest weighs most, byte by byte: a state is

@@ -84,7 +84,7 @@ class Blocks:
         """Take the next ``n`` blocks to evict."""
         runs = self.runs
         if runs is None or not n:
-            return self.first(n)  # type: ignore[no-any-return]
+            return self.first(n)  # type: ignore[no-any-return]  # it is vLLM's
         runs.taken = []
         try:
             taken = runs.victims(n)
@@ -107,7 +107,7 @@ class Blocks:
         From the first one, wherever the last reader stopped: in between the policy may have changed its mind.
         """
         if self.runs is None:
-            return self._iter_blocks_after(cursor)  # type: ignore[no-any-return]
+            return self._iter_blocks_after(cursor)  # type: ignore[no-any-return]  # as above
         return self.runs.ranked()
 
     # -- the block pool ----------------------------------------------------------------------

@@ -174,5 +174,5 @@ def current() -> Any:
 
 
 def current_clients() -> Clients:
-    """What will know the clients of the scheduler that is being made; see :func:`current`."""
+    """The object that will know the clients of the scheduler that is being made; see :func:`current`."""
     return _serving[-1][1] if _serving else Clients()

@@ -52,7 +52,7 @@ class WideRun(Run):
 
 
 class End(State):
-    """What a request needs to resume at the end of a run, beside the blocks of full attention.
+    """The blocks that a request needs to resume at the end of a run, beside those of full attention.
 
     Attributes:
         run: The run.
@@ -96,8 +96,8 @@ class WideRuns(Runs):
         self._kv: dict[int, int] = {}  # runs that have a block, by its id: of copies, some may share one
         self._ends: dict[int, tuple[End, ...]] = {}  # ends that have a block, by its id
         super().__init__(binding, vllm, blocks)
-        if self._step:
-            self._step = ceil(self._step / groups.step) * groups.step
+        if self.trim_step:
+            self.trim_step = ceil(self.trim_step / groups.step) * groups.step
 
     # -- runs --------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class WideRuns(Runs):
             return Refused.NOT_A_LEAF
         if run.locks:
             return Refused.LOCKED
-        tokens, size, step = run.tokens, self.size, self._step
+        tokens, size, step = run.tokens, self.size, self.trim_step
         if victim.tokens is not None:
             needed = victim.at_most(needed)
         keep = max(0, tokens - needed) // size if step else 0
@@ -338,7 +338,7 @@ class WideRuns(Runs):
         return not run.live_children and self.pool.live.get(run.serial) is run
 
     def _free_from_the_end(self, blocks: Sequence[Any], keep: int) -> int:
-        """How many blocks at the end of a run, after the first ``keep``, are free, and not to go last."""
+        """Count the free blocks at the end of a run, after the first ``keep``, that are not to go last."""
         tail, last = blocks[keep:], self._vllm._reuse_watchers
         if not last and not [block for block in tail if block.ref_cnt]:
             return len(tail)

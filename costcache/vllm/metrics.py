@@ -58,7 +58,7 @@ _MARK = "_costcache"
 
 
 class Sent:
-    """What the engine core sends of a pool's counts.
+    """The message of the engine core on a pool's counts.
 
     Attributes:
         pool: The pool; None where a policy was asked for and none can choose.

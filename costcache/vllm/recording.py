@@ -32,13 +32,22 @@ class Recording:
         page_size: Tokens per block.
         policy: Policy that chooses the victims.
         architecture: Class of the model.
+        chunk: Tokens that a step computes of a prompt, at most.
+        trim: Tokens that victims are cut at multiples of; None if that is vLLM's business.
 
     Raises:
         SettingsError: A setting is wrong, or the folder cannot be written to.
     """
 
     def __init__(
-        self, manager: Any, settings: RecordSettings, page_size: int, policy: str, architecture: str
+        self,
+        manager: Any,
+        settings: RecordSettings,
+        page_size: int,
+        policy: str,
+        architecture: str,
+        chunk: int,
+        trim: int | None,
     ) -> None:
         from vllm import __version__
 
@@ -51,6 +60,8 @@ class Recording:
             policy=policy,
             architecture=architecture,
             capacity=(pool.num_gpu_blocks - 1) * page_size if len(groups) == 1 else None,
+            chunk=chunk,
+            trim=trim,
         )
 
     def begin(self, request: Any) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from costcache.vllm.blocks import Blocks
     from costcache.vllm.recording import Recording
 
-__all__ = ["choose", "record", "register", "why_not"]
+__all__ = ["choose", "chunk_of", "record", "register", "why_not"]
 
 logger = logging.getLogger("costcache")
 
@@ -171,7 +171,16 @@ def record(manager: Any, vllm_config: Any, settings: RecordSettings) -> Recordin
         tokens_per_block(manager),
         VLLMS_OWN if runs is None else runs.pool.policy,
         names[0],
+        chunk_of(vllm_config.scheduler_config),
+        None if runs is None else runs.trim_step,
     )
+
+
+def chunk_of(config: Any) -> int:
+    """Tokens that a step computes of a prompt, at most."""
+    most: int = config.max_num_batched_tokens
+    longest: int = config.long_prefill_token_threshold
+    return min(most, longest) if longest > 0 else most
 
 
 def why_not(manager: Any) -> str | None:

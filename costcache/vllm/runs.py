@@ -118,6 +118,7 @@ class Runs:
         pool: The pool.
         size: Tokens per block.
         evict: The pool's method, or what measures it.
+        trim_step: Tokens that a trim is a multiple of; 0 if victims are evicted whole.
         taken: Blocks taken out of the free list so far; the caller of :meth:`victims` empties it before.
         lost: Blocks that lost their contents while they were in use: their numbers in their prompts, by id.
         stray: Blocks of no run that a connector still holds, by id: what they follow is gone, but they keep
@@ -136,7 +137,7 @@ class Runs:
         self.taken: list[Any] = []
         self.lost: dict[int, int] = {}
         self.stray: dict[int, Any] = {}
-        self._step = binding.trim_step()
+        self.trim_step = binding.trim_step()
         self._vllm = vllm
         self._adapter = blocks
         self._queue = vllm.free_block_queue
@@ -362,7 +363,7 @@ class Runs:
             return Refused.NOT_A_LEAF
         if run.locks:
             return Refused.LOCKED
-        tokens, size, step, blocks = run.tokens, self.size, self._step, run.blocks
+        tokens, size, step, blocks = run.tokens, self.size, self.trim_step, run.blocks
         if victim.tokens is not None:
             needed = victim.at_most(needed)
         keep = (tokens - needed) // step * step // size if step and needed < tokens else 0

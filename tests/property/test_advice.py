@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costcache.report.advice import Advice, advise
@@ -98,8 +98,8 @@ def test_the_advised_policy_and_pool_are_the_best_by_the_rule(table: Table) -> N
 def test_ties_are_named_and_nothing_ahead_is_left_out(table: Table) -> None:
     material = table.material
     advice = advise(material)
-    if advice.chosen is None:
-        return
+    assume(advice.chosen is not None)
+    assert advice.chosen is not None
     policy, pool = advice.chosen.run.policy, advice.chosen.run.capacity
     mine = table.rate(policy, pool)
     best = max(table.rate(p, pool) for p in table.candidates)
@@ -124,9 +124,10 @@ def test_ties_are_named_and_nothing_ahead_is_left_out(table: Table) -> None:
 @given(tables())
 def test_the_command_is_that_of_the_advice(table: Table) -> None:
     advice = advise(table.material)
-    if advice.chosen is None or advice.chosen.run.capacity_tokens is None:
-        return
+    assume(advice.chosen is not None)
+    assert advice.chosen is not None
     run = advice.chosen.run
+    assume(run.capacity_tokens is not None)
     name = run.policy if run.policy in ("lru", "costcache") else f"costcache:{run.policy}"
     assert f"--radix-eviction-policy {name} \\" in advice.command
     assert f"--max-total-tokens {run.capacity_tokens} " in advice.command

@@ -175,11 +175,11 @@ class StateMachine(RuleBasedStateMachine):
         assert (states.get(end) == state) == given or state is None
         # What went, seen without what came.
         real = self.found
-        self.found = lambda: (pages - new, {p: s for p, s in states.items() if p != end or not given})  # type: ignore[method-assign]
+        self.found = lambda: (pages - new, {p: s for p, s in states.items() if p != end or not given})  # type: ignore[method-assign]  # replaced for a while
         try:
             self.after_eviction(reached)
         finally:
-            self.found = real  # type: ignore[method-assign]
+            self.found = real  # type: ignore[method-assign]  # replaced for a while
         self.pages, self.states = self.found()
         if given:
             self.reserved.pop()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.mem_cache.allocation import (
+    alloc_paged_token_slots_decode,
     alloc_paged_token_slots_extend,
     alloc_req_slots,
     alloc_token_slots,
@@ -47,11 +48,18 @@ def sign(tokens: Sequence[int]) -> list[int]:
 
 
 class Server:
-    """A cache and the requests that run on it."""
+    """A cache and the requests that run on it.
 
-    def __init__(self, cache: Any, shape: Shape) -> None:
+    Args:
+        cache: The cache.
+        shape: The shape of its pools.
+        chunk: Prompt tokens that are computed at once, as by ``--chunked-prefill-size``; None for all.
+    """
+
+    def __init__(self, cache: Any, shape: Shape, *, chunk: int | None = None) -> None:
         self.cache = cache
         self.shape = shape
+        self.chunk = chunk
         self.rows = cache.req_to_token_pool
         self.allocator = cache.token_to_kv_pool_allocator
         self.running: list[Req] = []
@@ -114,32 +122,45 @@ class Server:
         prefix = cache.prefix_device_indices(req) if cached else torch.empty(0, dtype=torch.int64)
         tokens = req.full_untruncated_fill_ids
         self.verify(prefix, tokens[:cached])
-        size = len(tokens)
-        req.extend_end = size
         alloc_req_slots(self.rows, [req], cache)
-        slots = self._extend(prefix, size)
-        self._write(slots, tokens[cached:])
         self._resume_state(req, tokens[:cached])
-        self.rows.write((req.kv.req_pool_idx, slice(0, size)), torch.cat([prefix, slots]).to(torch.int32))
-        req.kv.kv_committed_len = req.kv.kv_allocated_len = size
-        self._track_state(req, size)
-        self._write_state(req)
-        checkpoint_kv_cache(req, cache)
+        for end in self._chunk_ends(cached, len(tokens)):
+            slots = self._extend(prefix, end)
+            self._write(slots, tokens[len(prefix) : end])
+            row = torch.cat([prefix, slots])
+            self.rows.write((req.kv.req_pool_idx, slice(0, end)), row.to(torch.int32))
+            req.extend_end = req.kv.kv_committed_len = req.kv.kv_allocated_len = end
+            self._track_state(req, end)
+            self._write_state(req)
+            checkpoint_kv_cache(req, cache)
+            # The cache may have put others' slots of the same tokens in place of the request's own.
+            prefix = self.rows.req_to_token[req.kv.req_pool_idx, :end].to(torch.int64)
         self.running.append(req)
         return int(cached)
 
+    def _chunk_ends(self, start: int, size: int) -> list[int]:
+        """Where the chunks of a prefill end: whole chunks in whole pages, then the rest."""
+        if self.chunk is None:
+            return [size]
+        page = self.shape.page_size
+        whole = range(start + self.chunk // page * page, size, self.chunk // page * page)
+        return [*whole, size]
+
     def decode(self, req: Req, tokens: Sequence[int]) -> None:
-        """Generate ``tokens``."""
-        row = self.rows.req_to_token[req.kv.req_pool_idx]
+        """Generate ``tokens``. The prefill gives the first; each further step computes the one before it.
+
+        So the last token of an answer gets no slot.
+        """
         for token in tokens:
-            size = req.kv.kv_allocated_len
-            slots = self._extend(row[:size].to(torch.int64), size + 1)
-            self._write(slots, [token])
-            self.rows.write((req.kv.req_pool_idx, slice(size, size + 1)), slots.to(torch.int32))
-            req.kv.kv_committed_len = req.kv.kv_allocated_len = size + 1
+            if req.output_ids:
+                size = req.kv.kv_allocated_len
+                slots = self._one_more(req, size)
+                self._write(slots, [req.output_ids[-1]])
+                self.rows.write((req.kv.req_pool_idx, slice(size, size + 1)), slots.to(torch.int32))
+                req.kv.kv_committed_len = req.kv.kv_allocated_len = size + 1
+                self._track_state(req, size + 1)
+                self._write_state(req)
             req.output_ids.append(token)
-            self._track_state(req, size + 1)
-            self._write_state(req)
 
     def finish(self, req: Req) -> None:
         """End the request and hand what it computed to the cache."""
@@ -204,7 +225,8 @@ class Server:
         """Write what a state is of into the request's slots of states, in place of the state."""
         if not self.shape.has_states or self.shape.unified:
             return
-        tokens, states = [*req.origin_input_ids, *req.output_ids], self._states()
+        tokens = [*req.origin_input_ids, *req.output_ids][: req.kv.kv_committed_len]
+        states = self._states()
         states[req.kv.mamba_pool_idx, :3] = torch.tensor(sign(tokens), dtype=states.dtype)
         tracked = req.kv.mamba_last_track_seqlen
         if self.shape.extra_buffer and tracked:
@@ -283,6 +305,13 @@ class Server:
         return alloc_paged_token_slots_extend(
             self.cache, before, before, after, after, last, size - start
         ).to(torch.int64)
+
+    def _one_more(self, req: Req, size: int) -> torch.Tensor:
+        if self.shape.page_size == 1:
+            return alloc_token_slots(self.cache, 1).to(torch.int64)
+        after = torch.tensor([size + 1])
+        last = self.rows.req_to_token[req.kv.req_pool_idx, size - 1 : size].to(torch.int64)
+        return alloc_paged_token_slots_decode(self.cache, after, after, last).to(torch.int64)
 
     def _track_state(self, req: Req, size: int) -> None:
         """Note the end of the kept state, as the forward pass does under ``extra_buffer``."""

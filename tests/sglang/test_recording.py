@@ -28,6 +28,7 @@ from costcache.sglang.arguments import check_arguments
 from costcache.sim.engine import Simulator
 from costcache.sim.recordings.converting import convert
 from costcache.sim.settings import ServingSettings
+from costcache.sim.trace import RecordedServer
 from costcache.sim.traces.files import open_source
 from costcache.sim.traces.recording import Recorded, read_recorded
 from tests.sglang.pools import CONFIG, CONFIGS, Shape, publish_args
@@ -61,25 +62,44 @@ def read(cache: Any, folder: Path) -> Recorded:
         return read_recorded(source)
 
 
-@pytest.mark.parametrize(("policy", "core"), [("lru", "python"), ("lru", "rust"), ("hazard", "python")])
-def test_a_replay_finds_what_the_cache_found(policy: str, core: str, tmp_path: Path) -> None:
-    cache = build(tmp_path, policy, core=core, trim="off", record=str(tmp_path / "recorded"))
-    server, rng = Server(cache, SHAPE), random.Random(0)
+@pytest.mark.parametrize(
+    ("policy", "core", "page", "chunk", "trim"),
+    [
+        ("lru", "python", 16, None, "off"),
+        ("lru", "rust", 16, 150, "auto"),
+        ("lru", "python", 1, 150, "auto"),
+        ("hazard", "python", 16, None, "auto"),
+        ("hazard", "python", 16, 150, "off"),
+        ("hazard", "python", 1, 150, "auto"),
+    ],
+)
+def test_a_replay_finds_what_the_cache_found(
+    policy: str, core: str, page: int, chunk: int | None, trim: str, tmp_path: Path
+) -> None:
+    """Request by request: room is made in the same steps."""
+    shape = replace(SHAPE, page_size=page, params={"chunked_prefill_size": chunk or -1})
+    record = {"folder": str(tmp_path / "recorded"), "block_size": page}
+    cache = build(tmp_path, policy, shape, core=core, trim=trim, record=record)
+    server, rng = Server(cache, shape, chunk=chunk), random.Random(0)
     prompts = [prompt for seed in range(2) for prompt in chats_and_scans(seed, 50)]
-    served = [server.serve(prompt, [rng.randrange(500) for _ in range(5)]) for prompt in prompts]
+    served = [
+        server.serve(prompt, [rng.randrange(500) for _ in range(rng.randrange(1, 40))]) for prompt in prompts
+    ]
     recorded = read(cache, tmp_path / "recorded")
     assert recorded.cached.tolist() == served
     assert recorded.trace.input_tokens.tolist() == [len(prompt) for prompt in prompts]
     (header,) = recorded.headers
-    assert (header.policy, header.page_size, header.capacity) == (policy, PAGE, SHAPE.tokens)
+    assert (header.policy, header.page_size, header.capacity) == (policy, page, SHAPE.tokens)
+    step = page if core == "python" else 2048
+    assert recorded.trace.server == RecordedServer("sglang", policy, chunk or 0, 0 if trim == "off" else step)
     simulator = Simulator(
-        recorded.trace, ModelSpec.from_config(CONFIG | CONFIGS["mha"]), Deployment(page_size=PAGE)
+        recorded.trace, ModelSpec.from_config(CONFIG | CONFIGS["mha"]), Deployment(page_size=page)
     )
-    run = simulator.run(
-        Settings(policy=policy, trim="off"), header.capacity, serving=ServingSettings(concurrency=1)
+    found = simulator.outcome(
+        Settings(policy=policy), header.capacity, serving=ServingSettings(concurrency=1)
     )
     assert 0.2 < recorded.hit_rate < 0.9
-    assert abs(run.token_hit_rate - recorded.hit_rate) < 0.005
+    assert found.matched.tolist() == served
 
 
 def test_a_clock_that_is_set_back_changes_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -353,6 +353,7 @@ def test_arguments_of_others_are_left_alone(policy: str) -> None:
         model_path="x", device="cpu", radix_eviction_policy=policy, radix_eviction_policy_config={"a": 1}
     )
     check_arguments(args)
+    assert (args.radix_eviction_policy, args.radix_eviction_policy_config) == (policy, {"a": 1})
 
 
 def test_waiting_prefixes_are_refreshed(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_random_operations(policy: str, page_size: int, chunk: int, eagle: bool)
             else:  # SGLang's own walk, over nodes that we name
                 freed = cache.evict_for_alloc(
                     EvictParams(num_tokens=count),
-                    allocation_reclaim_satisfied=lambda: allocator.available_size() >= before + enough,  # noqa: B023
+                    allocation_reclaim_satisfied=lambda: allocator.available_size() >= before + enough,  # noqa: B023 # called at once
                 ).num_tokens_evicted
             assert enough <= freed <= evictable
             assert allocator.available_size() == before + freed
@@ -261,7 +261,7 @@ def test_a_request_counts_once() -> None:
     server.decode(req, range(50))
     server.finish(req)
     server.serve(range(100))  # ends one token before the end of the prompt
-    server.cache.evict(EvictParams(num_tokens=50))  # the output, or the first prompt's last token
+    server.cache.evict(EvictParams(num_tokens=49))  # the output but for its last token, never computed
     server.check()
     by_end = {record.end: record for record in core._records.values()}
     assert by_end[100].uses == 2

@@ -19,18 +19,27 @@ POLICIES = ("lru", "consumed-lru", "hazard", "marconi", "seglen")
 
 
 class OnCpu:
-    """In place of SGLang's CUDA kernel that lays a request's new tokens out in pages."""
+    """In place of SGLang's CUDA kernels that lay requests' new tokens out in pages."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
 
     def __getitem__(self, grid: Any) -> Any:
-        def run(before: Any, after: Any, last: Any, pages: Any, out: Any, _: int, page_size: int) -> None:
-            alloc_extend_naive(before, after, last, pages, out, page_size, "cpu")
+        return self._run
 
-        return run
+
+def extend(before: Any, after: Any, last: Any, pages: Any, out: Any, _: int, page_size: int) -> None:
+    alloc_extend_naive(before, after, last, pages, out, page_size, "cpu")
+
+
+def decode(after: Any, last: Any, pages: Any, out: Any, _: int, page_size: int) -> None:
+    alloc_extend_naive(after - 1, after, last, pages, out, page_size, "cpu")
 
 
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unified_sub_pool, "alloc_extend_kernel", OnCpu())
+    monkeypatch.setattr(unified_sub_pool, "alloc_extend_kernel", OnCpu(extend))
+    monkeypatch.setattr(unified_sub_pool, "alloc_decode_kernel", OnCpu(decode))
 
 
 class UnifiedServer(Server):

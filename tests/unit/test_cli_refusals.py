@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,36 @@ def test_a_ratio_that_leaves_no_memory_for_kv_is_refused(
 def test_memory_too_small_for_a_state_names_its_size() -> None:
     message = refusal("simulate", *HYBRID, "good.jsonl", "--capacity", "5%")
     assert "a page of 16 tokens takes 393,216 and a state 77,266,944; give more, or divide it" in message
+
+
+MAMBA = {
+    "model_type": "mamba2",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_heads": 4,
+    "head_dim": 32,
+    "vocab_size": 512,
+}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("simulate", "--capacity", "5%"),
+        ("simulate", "--capacity", "1000pages", "--mamba-full-memory-ratio", "0"),
+        ("simulate", "--capacity", "1000pages", "--serving"),
+        ("simulate", "--capacity", "1000pages", "--host", "1GB"),
+        ("explain", "--capacity", "1000pages"),
+        ("plan", "--memory", "80GiB", "--trace"),
+    ],
+    ids=" ".join,
+)
+def test_a_model_of_states_alone_is_not_replayed(command: tuple[str, ...]) -> None:
+    Path("mamba.json").write_text(json.dumps(MAMBA))
+    name, *options = command
+    message = refusal(name, "--model", "mamba.json", *options, "good.jsonl")
+    assert "mamba" in message
+    assert "states" in message
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,10 @@ def test_the_report_says_how_much_host_memory_pays(agents: Path, tmp_path: Path)
         ((*HOST, "--disk", "2TB"), "--disk needs its speed: give --disk-bandwidth, such as 6GB/s"),
         ((*HOST, "--disk-bandwidth", "6GB/s"), "--disk-bandwidth is for a disk: give --disk too"),
         ((*HOST, "--host-price", "4"), "--host-price and --gpu-price go together"),
+        (
+            (*HOST, "--host-price", "4", "--gpu-price", "9"),
+            "are for the report: give --report too, or neither",
+        ),
         ((*HOST, "--link", "55GB"), "--link '55GB' is not a rate above 0: give 55GB/s"),
         ((*HOST, "--jobs", "2"), "--jobs does not go with --host"),
         ((*HOST, "--always-free"), "--always-free does not go with --host"),

@@ -169,6 +169,12 @@ def test_decompressed_bytes_equal_kv_bytes_without_latents() -> None:
 def test_tp_divides_kv_heads_down_to_one_and_never_latents() -> None:
     assert [cost("llama-3-8b", tp=tp).kv_bytes for tp in (2, 8, 16)] == [65_536, 16_384, 16_384]
     assert cost("deepseek-v3", tp=16).kv_bytes == 70_272
+    with pytest.raises(
+        SettingsError, match=r"tp is 64 .* for 32 attention heads, which .* use a divisor of 32"
+    ):
+        cost("llama-3-8b", tp=64)
+    with pytest.raises(SettingsError, match=r"tp is 32 .* for 16 attention heads"):
+        cost("deepseek-v2-lite", tp=32)  # nothing is divided but the heads
     with pytest.raises(SettingsError, match=r"tp is 3 .* for 8 KV heads; use a divisor or a multiple of 8"):
         cost("llama-3-8b", tp=3)
 

@@ -299,9 +299,9 @@ def test_an_eviction_explains_itself() -> None:
 
 def test_counters_add_up() -> None:
     cache = RadixCache(MODEL, 50, plugins=manager(), policy="lru")
-    freed = []
+    freed, inserted = [], 0
     for step in range(40):
-        cache.insert([step, *range(step % 13)])
+        inserted += cache.insert([step, *range(step % 13)]).inserted_len
         freed.append(cache.evict(step % 5).freed)
     counters, stats = cache.counters, cache.stats()
     assert counters.evicted >= sum(freed)
@@ -310,8 +310,7 @@ def test_counters_add_up() -> None:
         counters.evictions,
         counters.trimmed,
     )
-    inserted = sum(1 + step % 13 for step in range(40))
-    assert inserted - stats.cached - counters.evicted == 0 or stats.hit_tokens == 0
+    assert inserted - counters.evicted == stats.cached > 0
     assert counters.clamped == counters.deferred == 0
 
 

@@ -437,7 +437,7 @@ def test_decode_context_parallelism_shares_out_the_tokens() -> None:
     assert token_cost(latent, Deployment(tp=8, decode_context_parallel=8)).kv_bytes == 61 * 144
     sparse = ModelSpec.preset("deepseek-v3.2")  # each rank has all index keys
     assert token_cost(sparse, Deployment(tp=8, decode_context_parallel=8)).kv_bytes == 61 * (144 + 132)
-    grouped = read()  # 2 KV heads: on 8 ranks each is there four times
+    grouped = read(num_attention_heads=8)  # 2 KV heads: on 8 ranks each is there four times
     whole = token_cost(grouped, Deployment(tp=8)).kv_bytes
     assert token_cost(grouped, Deployment(tp=8, decode_context_parallel=4)).kv_bytes * 4 == whole
     # Beyond that, a rank has more heads of fewer tokens (SGLang 0.5.23): each is still there four times.

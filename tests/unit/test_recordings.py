@@ -8,6 +8,7 @@ import pickle
 import random
 import tempfile
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from costcache.sim.recordings.converting import FORMS, Form, convert
 from costcache.sim.recordings.joining import read_recordings
 from costcache.sim.recordings.misses import Misses, find_misses
 from costcache.sim.recordings.packed import split
+from costcache.sim.trace import RecordedServer
 from costcache.sim.traces import load_trace
 
 SALTED = "a salt of enough characters"
@@ -40,12 +42,13 @@ def words(seed: int, count: int) -> list[int]:
 
 def record(
     folder: Path,
-    requests: list[tuple[list[int], list[int], float, int | None]],
+    requests: Sequence[tuple[list[int], list[int], float, int | None]],
     page: int = BLOCK,
     **facts: Any,
 ) -> Path:
     """Record requests (prompt, output, arrival, found), each of which takes a second."""
-    recorder = Recorder(RecordSettings(folder=str(folder)), page, server="test 1", policy="lru", **facts)
+    facts = {"server": "test 1", "policy": "lru"} | facts
+    recorder = Recorder(RecordSettings(folder=str(folder)), page, **facts)
     for prompt, output, at, cached in requests:
         content = Tokens(b"", array("q", prompt).tobytes(), array("q", output).tobytes())
         info = RequestInfo(output_tokens=len(output), session=f"s{at:g}")
@@ -115,6 +118,42 @@ def test_ranks_are_merged_in_order_of_time(tmp_path: Path, monkeypatch: pytest.M
     assert two.exists()
 
 
+def test_a_replay_knows_what_the_recorded_servers_have_in_common(tmp_path: Path) -> None:
+    prompt = (words(0, 40), [1], 0.0, 0)
+    servers = ["sglang 0.5.23", "sglang 0.5.24", "vllm 0.20.0", "a server 1"]
+    paths = [
+        record(tmp_path / str(at), [prompt], server=server, chunk=2048, trim=16 if at else 0)
+        for at, server in enumerate(servers)
+    ]
+    names = [load_trace(path).server for path in paths]
+    assert [server.name for server in names if server] == ["sglang", "sglang", "vllm", ""]
+    assert names[0] == RecordedServer("sglang", "lru", 2048, 0)
+    merged = tmp_path / "merged.jsonl"
+    for others, expected in (
+        (paths[:2], RecordedServer("sglang", "lru", 2048, None)),
+        (paths[1:3], RecordedServer("", "lru", 2048, 16)),
+    ):
+        assert run("merge", *map(str, others), "--out", str(merged)).exit_code == 0
+        assert load_trace(merged).server == expected
+        assert read_recordings(others)[0].trace.server == expected
+        merged.unlink()
+
+
+def test_a_replay_takes_the_chunk_of_the_recording(tmp_path: Path) -> None:
+    """Each chunk that finds the pool full is an eviction of its own; answers of one token need none."""
+    requests = [(words(seed, 256), [1], float(10 * seed), 0) for seed in range(4)]
+    path = record(tmp_path, requests, server="vllm 0.20.0", chunk=64)
+    options = ("--model", "llama-3-8b", "--policy", "lru", "--capacity", "256tok", "--serving", "--json")
+
+    def evictions(*more: str) -> int:
+        done = CliRunner().invoke(cli, ["simulate", str(path), *options, *more])
+        assert done.exit_code == 0, done.output
+        count: int = json.loads(done.stdout)["runs"][0]["evictions"]
+        return count
+
+    assert [evictions(), evictions("--chunk", "128"), evictions("--chunk", "0")] == [3 * 4, 3 * 2, 3]
+
+
 def test_what_cannot_be_merged_is_said(tmp_path: Path) -> None:
     one = record(tmp_path / "one", [(words(1, 64), [], 0.0, 0)])
     other = record(tmp_path / "other", [(words(1, 64), [], 0.0, 0)], page=32)
@@ -150,6 +189,26 @@ def test_info_says_what_the_server_found_and_how_to_replay(tmp_path: Path) -> No
     facts = json.loads(run("info", str(tmp_path), "--json").output)
     assert facts["hit_rate"] == pytest.approx(64 / 129)
     assert facts["misses"]["found"] == 64
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({}, "pool            not recorded\n"),
+        ({"capacity": 4096, "page_size": 16}, "pool            4,096 tokens in pages of 16\n"),
+        ({"capacity": 4096}, "pool            4,096 tokens, page size not recorded\n"),
+        ({"page_size": 16}, "pool            size not recorded, pages of 16\n"),
+    ],
+)
+def test_info_of_a_pool_of_which_little_is_recorded(tmp_path: Path, facts: dict[str, int], says: str) -> None:
+    path = record(tmp_path, [(words(1, 64), [1], 0.0, 0)])
+    head, *rest = path.read_text().splitlines()
+    fields = json.loads(head)
+    for name in ("capacity", "page_size"):
+        fields["recording"].pop(name, None)
+    fields["recording"] |= facts
+    path.write_text("\n".join([json.dumps(fields), *rest]) + "\n")
+    assert says in run("info", str(path)).output
 
 
 @pytest.mark.parametrize("server", ["sglang", "vllm"])

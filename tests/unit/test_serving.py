@@ -22,7 +22,7 @@ from costcache.records import RequestInfo, RequestRecord
 from costcache.settings import Settings, read_settings
 from costcache.sim.engine import Simulator
 from costcache.sim.serving import Running, Server, ServingSettings, serve
-from costcache.sim.trace import Trace
+from costcache.sim.trace import RecordedServer, Trace
 from costcache.sim.ttft import PrefillModel
 from tests.property.kit import Finishing
 
@@ -145,6 +145,8 @@ class Audited(Server):
     headroom=st.sampled_from([0.0, 0.3]),
     always_free=st.booleans(),
     spread=st.booleans(),
+    name=st.sampled_from(["", "sglang", "vllm"]),
+    chunk=st.integers(0, 5),
 )
 def test_no_slot_or_lock_leaks(
     trace: Trace,
@@ -155,7 +157,10 @@ def test_no_slot_or_lock_leaks(
     headroom: float,
     always_free: bool,
     spread: bool,
+    name: str,
+    chunk: int,
 ) -> None:
+    trace = replace(trace, server=RecordedServer(name, chunk=chunk))
     server = ServingSettings(concurrency=concurrency, decode_seconds=0.5, spread_bursts=spread)
     audited = Audited(
         trace, page, pages * page, server, policy=policy, headroom=headroom, always_free=always_free
@@ -165,7 +170,9 @@ def test_no_slot_or_lock_leaks(
     assert not audited.running
     assert (audited.pool.reserved, audited.pool.pinned) == (0, 0)
     assert not any(node.locks for node in tree.walk())
-    total = -(-(trace.input_tokens + trace.output_tokens) // page) * page
+    # SGLang and vLLM do not compute the last token that a request generates.
+    computed = np.maximum(trace.output_tokens - 1, 0) if name else trace.output_tokens
+    total = -(-(trace.input_tokens + computed) // page) * page
     assert outcome.oversized == np.count_nonzero(total > pages * page)
     # The last prompt token is always computed, whole pages are found, and a prefill is waited for.
     assert (outcome.matched <= np.maximum(trace.input_tokens - 1, 0) // page * page).all()
@@ -207,7 +214,7 @@ def test_sessions_wait_for_answers_and_lose_no_slot(
     if load != "open":
         for request, before in enumerate(trace.predecessors().tolist()):
             if before >= 0:
-                expected = audited.ended[before] + trace.think_seconds[request]  # type: ignore[index]
+                expected = audited.ended[before] + trace.think_seconds[request]  # type: ignore[index]  # this trace has them
                 assert audited.load.arrivals[request] == pytest.approx(expected)
     if load == "clients":  # no client has more than one session under way
         assert trace.sessions is not None
@@ -422,3 +429,40 @@ def test_an_empty_trace_is_served() -> None:
 def test_wrong_settings_are_named(field: str, value: float) -> None:
     with pytest.raises(SettingsError, match=field):
         read_settings(ServingSettings, {field: value})
+
+
+@pytest.mark.parametrize("chunk", [None, 0, 2])
+def test_a_prompt_is_cached_chunk_by_chunk(chunk: int | None) -> None:
+    """A chunk is a node of its own. A recorded server's chunk is used unless another is asked for."""
+    trace = replace(trace_of([[1, 2, 3, 4, 5]], [0.0], [1]), server=RecordedServer("vllm", chunk=3))
+    audited = Audited(trace, 1, 9, ServingSettings(chunk=chunk))
+    audited.run()
+    nodes = [node.tokens for node in audited.tree.walk() if node.parent is not None]
+    assert sorted(nodes) == {None: [2, 3], 0: [5], 2: [1, 2, 2]}[chunk]
+
+
+@pytest.mark.parametrize(("name", "evictions"), [("", 1), ("sglang", 1), ("vllm", 0)])
+def test_a_server_evicts_what_its_steps_need(name: str, evictions: int) -> None:
+    """Two prompts of two pages, each with an answer of one token, in a pool of four pages and of five.
+
+    A slot for the answer needs a fifth page, and so does the page that SGLang wants free; vLLM needs neither.
+    """
+    trace = trace_of([[1, 2], [3, 4]], [0.0, 10.0], [1, 1], block=2)
+    trace = replace(trace, server=RecordedServer(name))
+    for pages, expected in ((4, evictions), (5, 0)):
+        outcome = Audited(trace, 2, 2 * pages, ServingSettings(concurrency=1)).run()
+        assert outcome.evictions == expected
+
+
+def test_the_recorded_trimming_is_for_the_recorded_policy() -> None:
+    """A victim of three pages, of which one is needed, is evicted whole if the server did so."""
+    trace = trace_of([[1, 2, 3], [4, 5], [1, 2, 3], [4, 5]], [0.0, 10.0, 20.0, 30.0], [0] * 4)
+    cells = [("lru", "lru", "auto"), ("lru", "lru", "exact"), ("hazard", "lru", "auto")]
+    found = []
+    for recorded, policy, trim in cells:
+        served = replace(trace, server=RecordedServer("vllm", policy=recorded, trim=0))
+        simulator = Simulator(served, MODEL, Deployment(page_size=1))
+        settings = Settings.model_validate({"policy": policy, "trim": trim})
+        outcome = simulator.outcome(settings, 4, serving=ServingSettings(concurrency=1))
+        found.append(outcome.matched.tolist())
+    assert found == [[0, 0, 0, 0], [0, 0, 2, 1], [0, 0, 2, 1]]

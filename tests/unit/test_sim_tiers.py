@@ -308,7 +308,7 @@ def test_a_device_above_a_tier_weighs_all_tokens_alike(objective: str) -> None:
         tells = objective == "flops"
         orders = [tier.pool.order for tier in tiers.all]
         assert all(isinstance(order, Hazard) for order in orders)
-        ranges = [order.learner.depths.count > 1 for order in orders]  # type: ignore[attr-defined]
+        ranges = [order.learner.depths.count > 1 for order in orders]  # type: ignore[attr-defined]  # hazard's
         assert ranges == ([False, tells] if below else [tells])
 
 

@@ -273,7 +273,7 @@ def test_hazard_forecasts_which_states_are_resumed_from() -> None:
         chances = [pool.reuse_chance(record, within) for within in (0.0, 1.0, 10.0, 100.0)]
         assert chances[0] == 0.0
         assert chances == sorted(chances)
-    ghosts = [name for name, ghost in pool.order._ghosts.items() if ghost[1] is not None]  # type: ignore[attr-defined]
+    ghosts = [name for name, ghost in pool.order._ghosts.items() if ghost[1] is not None]  # type: ignore[attr-defined]  # hazard's
     assert ghosts
     assert all(0.0 <= (pool.order.ghost_chance(name) or 0.0) <= 0.5 for name in ghosts)
     assert pool.order.ghost_chance(-1) is None

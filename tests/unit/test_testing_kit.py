@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from costcache import KeyedOrder, ModelSpec, NodeRecord, PolicySpec, Victim, VictimOrder
 from costcache.hookspecs import hookimpl
 from costcache.plugins import PluginManager
+from costcache.policies.states import StateOrder
 from costcache.testing import ArchitectureContract, PolicyContract, stream
 
 OWN = sorted(PluginManager().policies())
@@ -108,6 +109,52 @@ class Stubborn(Scanning):
         return Victim(min(leaves, key=lambda record: record.serial)) if leaves else None
 
 
+class Shared(KeyedOrder):
+    """Keeps what it learns in the class, for all caches together."""
+
+    seen: ClassVar[dict[int, int]] = {}
+
+    def key(self, record: NodeRecord) -> int:
+        return self.seen.setdefault(record.serial, len(self.seen))
+
+
+class Falling(KeyedOrder):
+    """Says that keys rise, and a use lowers them."""
+
+    def touch(self, record: NodeRecord) -> None:
+        record.data = (record.data or 0) + 1
+
+    def key(self, record: NodeRecord) -> int:
+        return -(record.data or 0)
+
+
+class FallingHeard(Falling):
+    """The same, without the fault."""
+
+    rises = False
+
+    def touch(self, record: NodeRecord) -> None:
+        super().touch(record)
+        self.requeue(record)
+
+
+class Wordless(KeyedOrder):
+    """Forgets to return a key for nodes that were used again."""
+
+    def key(self, record: NodeRecord) -> int | None:
+        return record.recency if record.uses == 1 else None
+
+
+class WordlessState(StateOrder):
+    """Forgets to return a score, likewise."""
+
+    def score(self, record: NodeRecord) -> int | None:
+        return record.recency if record.uses == 1 else None
+
+
+ONE = Good()
+
+
 class Undescribed(BaseModel):
     """Settings without help."""
 
@@ -146,6 +193,7 @@ def outcome(plugin: object, test: str) -> str:
 WATCHED = "test_it_names_unlocked_leaves_and_writes_to_their_data_only"
 SERVED = "test_whatever_happens_it_frees_enough_and_nothing_pinned"
 OFFERED = "test_it_is_offered_with_a_summary_and_default_settings"
+ALONE = "test_what_another_cache_does_changes_nothing"
 GROWTH = "test_a_victim_takes_about_as_long_among_many_leaves_as_among_few"
 
 TESTS = [
@@ -155,8 +203,9 @@ TESTS = [
 ]
 
 
-def test_a_policy_without_a_fault_passes() -> None:
-    assert {test: outcome(Offer(Good), test) for test in TESTS} == dict.fromkeys(TESTS, "")
+@pytest.mark.parametrize("order", [Good, FallingHeard])
+def test_a_policy_without_a_fault_passes(order: Callable[[], VictimOrder]) -> None:
+    assert {test: outcome(Offer(order), test) for test in TESTS} == dict.fromkeys(TESTS, "")
 
 
 @pytest.mark.parametrize(
@@ -178,6 +227,14 @@ def test_a_policy_without_a_fault_passes() -> None:
         (Offer(Forgetful), WATCHED, "named no victim"),
         (Offer(Mistaken), WATCHED, "named no victim"),
         (Offer(Stubborn), WATCHED, "which is locked"),
+        (Offer(Shared), ALONE, "Shared.seen changed, which the orders of all caches share"),
+        (Offer(lambda: ONE), ALONE, "make_order returned one order for two caches"),
+        (Offer(Falling), WATCHED, "has the lower key"),
+        (Offer(Good, sees=frozenset({"leaves"})), WATCHED, "declares that it sees leaves alone"),
+        (Offer(Wordless), SERVED, "LRU had to take over"),
+        (Offer(WordlessState, sees=frozenset({"states"})), SERVED, "LRU had to take over"),
+        (Offer(Good, windows="nope"), OFFERED, "there is no such policy"),
+        (Offer(Good, explains=True), OFFERED, "no classes to explain"),
         (Offer(Good, ""), OFFERED, "summary is empty"),
         (
             Offer(Good, settings=Undescribed),

@@ -24,6 +24,7 @@ from costcache.records import MOST_NAME
 from costcache.storage import StorageSpec
 from costcache.tiers import WRITINGS, Buffers, Layout, TieredCache
 from tests.property.kit import Finishing, Plugin, manager, policy
+from tests.stores import BUILT_IN, FAST, need
 from tests.tiers import LAYERS, PAGE, MemoryStore, Prompts, Server, model, plugins_with, window_pool
 from tests.tiers_schedules import schedule
 
@@ -91,7 +92,7 @@ def test_contents_come_back_bit_equal_through_every_tier_and_layout(tmp_path: Pa
 
 
 def test_contents_come_back_bit_equal_through_lmdb(tmp_path: Path) -> None:
-    pytest.importorskip("lmdb")
+    need("lmdb")
     assert sum(schedule(seed, tmp_path / str(seed), storage="lmdb")["disk"] for seed in range(4)) > 10
 
 
@@ -491,7 +492,7 @@ def test_namespaces_do_not_share_memory() -> None:
 
 @pytest.mark.parametrize("layout", sorted(LAYERS))
 def test_storage_is_found_again_after_a_restart(layout: str, tmp_path: Path) -> None:
-    made: dict[str, Any] = {"disk": 400, "path": tmp_path / "s", "storage_settings": {"durable": False}}
+    made: dict[str, Any] = {"disk": 400, "path": tmp_path / "s"}
     first = Server(layout, **made)
     first.serve(A)
     first.tiers.drain()
@@ -557,7 +558,7 @@ import sys
 from pathlib import Path
 from tests.tiers import Prompts, Server
 server = Server(sys.argv[1], write=sys.argv[2], slots=48, host=64, disk=100_000, path=Path(sys.argv[3]),
-                storage=sys.argv[5], storage_settings={"durable": False})
+                storage=sys.argv[5])
 prompts = Prompts(int(sys.argv[4]))
 print("ready", flush=True)
 while True:
@@ -573,9 +574,8 @@ def test_a_kill_during_a_write_back_loses_nothing_that_was_acknowledged(
 ) -> None:
     chance = random.Random(5)
     for turn in range(2):
-        path, layout, storage = tmp_path / str(turn), ("apart", "hybrid")[turn], ("file", "lmdb")[turn]
-        if storage == "lmdb":
-            pytest.importorskip("lmdb")
+        path, layout, storage = tmp_path / str(turn), ("apart", "hybrid")[turn], BUILT_IN[turn]
+        need(storage)
         process = subprocess.Popen(
             [sys.executable, "-c", SERVER, layout, "write_back", str(path), str(turn), storage],
             stdout=subprocess.PIPE,
@@ -602,7 +602,6 @@ def test_a_kill_during_a_write_back_loses_nothing_that_was_acknowledged(
             disk=100_000,
             path=path,
             storage=storage,
-            storage_settings={"durable": False},
         )
         mover = again.tiers._mover
         assert mover is not None
@@ -827,7 +826,7 @@ def test_model_names_keep_storage_apart(tmp_path: Path) -> None:
         cache = RadixCache(
             spec.model_copy(update={"name": name}), 64, PAGE, deployment=Deployment(page_size=PAGE)
         )
-        tiers = build(cache, buffers_of(), disk="1MB", path=tmp_path, storage_settings={"durable": False})
+        tiers = build(cache, buffers_of(), disk="1MB", path=tmp_path, storage_settings=FAST)
         assert tiers.match_prefix(A).disk_len == found
         tiers.insert(A, tiers.allocate(32))
         tiers.close()

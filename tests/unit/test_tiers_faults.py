@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.stores import BUILT_IN, need
 from tests.tiers import PAGE, Server
 
 pytest.importorskip("torch")
@@ -29,7 +30,6 @@ def server(storage: str, path: Path, layout: str) -> Server:
         disk=2000,
         path=path,
         storage=storage,
-        storage_settings={"durable": False},
     )
 
 
@@ -104,8 +104,7 @@ def test_damage_is_a_miss_and_one_line(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if storage == "lmdb":
-        pytest.importorskip("lmdb")
+    need(storage)
     path = tmp_path / "s"
     made = server(storage, path, layout)
     fill(made)
@@ -147,13 +146,12 @@ made.tiers.close()
 """
 
 
-@pytest.mark.parametrize("storage", ["file", "lmdb"])
+@pytest.mark.parametrize("storage", BUILT_IN)
 def test_a_disk_that_takes_no_more_is_a_miss_and_one_line(
     storage: str, tmp_path: Path, repo_root: Path
 ) -> None:
     pytest.importorskip("resource")
-    if storage == "lmdb":
-        pytest.importorskip("lmdb")
+    need(storage)
     done = subprocess.run(
         [sys.executable, "-c", REFUSING, storage, str(tmp_path / "s")],
         capture_output=True,

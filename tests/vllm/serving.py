@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -198,7 +198,7 @@ class Server:
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
 
-    def serve(self, name: str, prompt: list[int], output: list[int] = (), **more: Any) -> int:  # type: ignore[assignment]
+    def serve(self, name: str, prompt: list[int], output: Sequence[int] = (), **more: Any) -> int:
         """One request from its beginning to its end, alone; returns the tokens found."""
         chunk = more.pop("chunk", None)
         request, before = self.request(name, prompt, **more), self.hits

@@ -101,8 +101,9 @@ def test_an_order_that_raises(event: str, caplog: pytest.LogCaptureFixture) -> N
     server = Server(manager(150), bind("hostile", plugins=hostile(event, raising)))
     run(server, STEPS)
     pool = server.pool.costcache.runs.pool
-    if event == "defer":
-        return  # nothing was ever deferred
+    if event == "defer":  # vLLM's free blocks can all be evicted when they are named
+        assert (pool.policy, pool.counters.deferred) == ("hostile", 0)
+        return
     assert pool.policy == "lru"
     assert pool.fallbacks == 1
     (error,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -127,8 +128,8 @@ def test_an_order_that_lies(lie: str) -> None:
 def test_an_order_that_names_odd_numbers(lie: str) -> None:
     server = Server(manager(150), bind("hostile", plugins=hostile("next_victim", HARMLESS[lie])))
     run(server, STEPS)
-    assert server.pool.costcache.runs.pool.counters.short == 0
-    assert server.pool.costcache.runs is not None
+    pool = server.pool.costcache.runs.pool
+    assert (pool.policy, pool.counters.short) == ("hostile", 0)
 
 
 def test_an_order_that_cannot_be_made_stops_the_server_at_start() -> None:

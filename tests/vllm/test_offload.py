@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
+import itertools
 import logging
 import random
 from pathlib import Path
@@ -35,6 +34,7 @@ from costcache.vllm import build
 from costcache.vllm.worth import WorthwhileManager, shortest_worth
 from tests.property.kit import manager as plugins
 from tests.property.kit import policy as offering
+from tests.vllm.recorded import PAGE, recorded_prompts
 from tests.vllm.tier import MODULE, Request, check, config, keys_of, ours, prompts, stock
 
 pytestmark = pytest.mark.skipif(
@@ -114,16 +114,14 @@ def test_the_victims_of_our_lru_are_those_of_vllms_on_a_recorded_trace(traces_di
     file = traces_dir / "mooncake_conversation.jsonl.gz"
     if not file.is_file():
         pytest.skip(f"{file} is missing")
-    managers = [stock(3417), ours(3417, "lru", 512)]
+    managers = [stock(3417), ours(3417, "lru", PAGE)]
     victims: list[list[Any]] = [[], []]
-    with gzip.open(file) as lines:
-        for number, line in zip(range(2000), lines, strict=False):
-            request = json.loads(line)
-            keys = keys_of(request["hash_ids"][: request["input_length"] // 512])[:3417]
-            for at, manager in enumerate(managers):
-                served = Request(manager, str(number), keys, 512)
-                served.serve()
-                victims[at] += served.evicted
+    for number, pages in enumerate(itertools.islice(recorded_prompts(file), 2000)):
+        keys = keys_of(pages)[:3417]
+        for at, manager in enumerate(managers):
+            served = Request(manager, str(number), keys, PAGE)
+            served.serve()
+            victims[at] += served.evicted
     assert victims[0] == victims[1]
     assert len(victims[0]) > 30_000
 
@@ -353,7 +351,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch, make: Any) -> PluginManager:
         ("next_victim", None),
         ("next_victim", "nonsense"),
         ("next_victim", lambda: Victim(STRANGER)),
-        ("next_victim", lambda: Victim(STRANGER, tokens="many")),  # type: ignore[arg-type]
+        ("next_victim", lambda: Victim(STRANGER, tokens="many")),  # type: ignore[arg-type]  # the fault
     ],
 )
 @pytest.mark.parametrize("at", [1, 60])

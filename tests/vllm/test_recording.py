@@ -20,8 +20,10 @@ from costcache.settings import Settings
 from costcache.sim.engine import Simulator
 from costcache.sim.recordings.converting import convert
 from costcache.sim.settings import ServingSettings
+from costcache.sim.trace import RecordedServer
 from costcache.sim.traces.files import open_source
 from costcache.sim.traces.recording import Recorded, read_recorded
+from costcache.vllm.registration import chunk_of
 from tests.vllm.engine import MODEL
 from tests.vllm.serving import Server, manager
 from tests.vllm.stepping import SIZE, Stepper
@@ -68,9 +70,10 @@ def test_what_is_recorded_is_what_the_scheduler_did(
 
 
 @pytest.mark.parametrize("policy", ["lru", "hazard"])
-def test_a_replay_finds_what_the_scheduler_found(policy: str, folder: Path) -> None:
-    """The policy counts requests in both; in seconds, hazard would be up to a point off."""
-    stepper, rng = Stepper(policy, blocks=201, budget=2048), random.Random(0)
+@pytest.mark.parametrize("budget", [2048, 250])
+def test_a_replay_finds_what_the_scheduler_found(policy: str, budget: int, folder: Path) -> None:
+    """Request by request: the policy counts requests in both, and room is made in the same steps."""
+    stepper, rng = Stepper(policy, blocks=201, budget=budget), random.Random(0)
 
     def words(count: int) -> list[int]:
         return [rng.randrange(3, 50) for _ in range(count)]
@@ -79,17 +82,29 @@ def test_a_replay_finds_what_the_scheduler_found(policy: str, folder: Path) -> N
     for number in range(250):
         chat = rng.randrange(12)
         chats[chat] = (chats[chat] if len(chats[chat]) < 900 else words(100)) + words(40)
-        stepper.add(f"r{number}", chats[chat] if rng.random() < 0.7 else words(500), 20)
+        # Every other answer ends where a block does, or a token after it.
+        output = 20 if number % 2 else rng.randrange(1, 40)
+        stepper.add(f"r{number}", chats[chat] if rng.random() < 0.7 else words(500), output)
         stepper.drain()
     recorded = read(stepper, folder)
-    capacity = recorded.headers[0].capacity
-    assert capacity is not None
-    assert recorded.trace.from_server
+    (header,) = recorded.headers
+    assert header.capacity is not None
+    assert recorded.trace.server == RecordedServer("vllm", policy, budget, SIZE)
     simulator = Simulator(recorded.trace, ModelSpec.from_config(MODEL), Deployment(page_size=SIZE))
-    run = simulator.run(Settings(policy=policy), capacity, serving=ServingSettings(concurrency=1))
+    found = simulator.outcome(
+        Settings(policy=policy), header.capacity, serving=ServingSettings(concurrency=1)
+    )
     assert 0.1 < recorded.hit_rate < 0.6
-    # hazard's evictions differ in when they make room for an answer: at once here, block by block there.
-    assert abs(run.token_hit_rate - recorded.hit_rate) <= (0 if policy == "lru" else 0.005)
+    assert found.matched.tolist() == recorded.cached.tolist()
+
+
+def test_a_chunk_is_what_a_step_computes_of_one_prompt(folder: Path) -> None:
+    stepper = Stepper(budget=200)
+    stepper.drain()
+    config = stepper.scheduler.vllm_config.scheduler_config
+    assert chunk_of(config) == 200
+    config.long_prefill_token_threshold = 64
+    assert chunk_of(config) == 64
 
 
 def test_a_request_that_never_ran_is_not_recorded(folder: Path) -> None:

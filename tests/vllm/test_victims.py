@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
+import itertools
 import logging
 import os
 import runpy
@@ -18,6 +16,7 @@ from costcache.model import ModelSpec
 from costcache.plugins import get_plugins
 from costcache.policies import BUILTIN
 from tests.vllm.fuzz import Fuzz
+from tests.vllm.recorded import PAGE, recorded_prompts, replay
 from tests.vllm.serving import Server, bind, colliding, manager
 
 SERVED = [name for name in BUILTIN if get_plugins().refusal(name, ModelSpec.preset("llama-3-8b")) is None]
@@ -60,27 +59,10 @@ def test_lru_reports_the_events_that_vllm_would(size: int) -> None:
 
 @pytest.mark.traces
 def test_lru_evicts_what_vllm_would_on_a_recorded_trace(traces_dir: Path) -> None:
-    with gzip.open(traces_dir / "mooncake_conversation.jsonl.gz", "rt") as lines:
-        records = [json.loads(line) for line in lines][:2500]
-    servers = [Server(manager(2000, size=512), policy) for policy in (None, "lru")]
-    for number, record in enumerate(records):
-        pages = record["hash_ids"][: record["input_length"] // 512][:1900]
-        handed_out = []
-        for server in servers:
-            request = server.request(str(number), [0] * (len(pages) * 512 + 1))
-            request.block_hashes = hashes(pages)
-            handed_out.append(server.start(request))
-            server.finish(request)
-        assert handed_out[0] == handed_out[1]
+    requests = itertools.islice(recorded_prompts(traces_dir / "mooncake_conversation.jsonl.gz"), 2500)
+    servers = [Server(manager(2000, size=PAGE), policy) for policy in (None, "lru")]
+    assert sum(replay(requests, servers, 1900)) > 10_000
     assert servers[1].pool.costcache.runs.pool.counters.victims > 1000
-
-
-def hashes(pages: list[int]) -> list[bytes]:
-    chain, last = [], b""
-    for page in pages:
-        last = hashlib.sha256(last + page.to_bytes(8, "little")).digest()
-        chain.append(last)
-    return chain
 
 
 @pytest.mark.parametrize("policy", SERVED)

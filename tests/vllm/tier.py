@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import random
 import tempfile
@@ -18,6 +17,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from costcache.vllm import build
 from costcache.vllm.chunks import Run
+from tests.vllm.recorded import chained
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -71,13 +71,9 @@ def ours(
         return CPUOffloadingManager(chunks, "costcache", MODULE, **more)
 
 
-def keys_of(pages: Sequence[int], group: int = 0, depth: int | None = None) -> list[Any]:
+def keys_of(pages: Sequence[int], group: int = 0) -> list[Any]:
     """Chained keys of a prompt's pages."""
-    keys, before = [], b""
-    for page in pages:
-        before = hashlib.sha256(before + page.to_bytes(8, "little")).digest()
-        keys.append(make_offload_key(before, group))
-    return keys
+    return [make_offload_key(each, group) for each in chained(pages)]
 
 
 @dataclass

@@ -26,7 +26,7 @@ FORMS: dict[Form, str] = {
     "sglang-dump": "a file of --crash-dump-folder, or of SGLang's request dump",
     "vllm-kv-events": "payloads of the KV events of vLLM or SGLang, one after another",
 }
-"""What can be converted."""
+"""Kinds of logs that can be converted."""
 _BLOCK = 16
 
 

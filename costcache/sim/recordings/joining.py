@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -15,11 +14,9 @@ from costcache.recording.files import ENDING
 from costcache.recording.lines import Header, Line, Request
 from costcache.sim.recordings.misses import Misses, find_misses
 from costcache.sim.traces.files import Progress, open_output, open_source
-from costcache.sim.traces.recording import Recorded, read_rows, recorded
+from costcache.sim.traces.recording import Recorded, join_headers, read_rows, recorded
 
-__all__ = ["Report", "expand", "join_headers", "read_recordings", "report", "write_recording"]
-
-V = TypeVar("V")
+__all__ = ["Report", "expand", "read_recordings", "report", "write_recording"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,31 +129,6 @@ def report(recording: Recorded) -> Report:
         hit_rate=recording.hit_rate if known else None,
         misses=find_misses(recording, header.page_size) if known else None,
     )
-
-
-def join_headers(headers: Sequence[Header]) -> Header:
-    """One header for several servers: what they have in common, and the names of all."""
-    first = headers[0]
-    return Header(
-        version=first.version,
-        started=min(header.started for header in headers),
-        block_size=first.block_size,
-        salt="+".join(sorted({header.salt for header in headers})),
-        server=_all([header.server for header in headers]),
-        costcache=_all([header.costcache for header in headers]),
-        policy=_all([header.policy for header in headers]),
-        architecture=_all([header.architecture for header in headers]),
-        page_size=_common([header.page_size for header in headers]),
-        capacity=_common([header.capacity for header in headers]),
-    )
-
-
-def _all(names: list[str]) -> str:
-    return ", ".join(dict.fromkeys(name for name in names if name))
-
-
-def _common(values: list[V | None]) -> V | None:
-    return values[0] if len(set(values)) == 1 else None
 
 
 def write_recording(

@@ -31,7 +31,7 @@ def split(data: bytes) -> Iterator[bytes]:
 
 
 def _end(data: bytes, at: int) -> int:
-    """Where the object at a place ends; beyond the data if it is cut off."""
+    """End of the object at a place; beyond the data if it is cut off."""
     length = len(data)
     missing = 1
     while missing:

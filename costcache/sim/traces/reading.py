@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from costcache.errors import CostcacheError, TraceError
-from costcache.plugins import PluginManager, get_plugins
+from costcache.errors import CostcacheError, PluginError, TraceError
+from costcache.plugins import PluginManager, ask, get_plugins
 from costcache.sim.trace import MOST_BLOCK
 from costcache.sim.traces.arrivals import DEFAULT_ARRIVALS, Arrivals, at_times
 from costcache.sim.traces.azure import HEADER, read_arrivals
@@ -308,11 +308,9 @@ def _claims(offered: Offered, source: Source, plugins: PluginManager) -> bool:
     name = "-" if source.path is None else source.path.name
     where = f"trace format {offered.name!r}: claims"
     try:
-        claim: Any = offered.offer.claims(name, source.starts()[:_START])
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        plugins.skip(offered.plugin, f"{where} raised {error!r}")
+        claim: Any = ask(f"{where} raised", offered.offer.claims, name, source.starts()[:_START])
+    except PluginError as error:
+        plugins.skip(offered.plugin, str(error))
         return False
     if not isinstance(claim, bool):
         plugins.skip(offered.plugin, f"{where} answered {claim!r}, not True or False")

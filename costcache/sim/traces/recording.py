@@ -7,18 +7,19 @@ which is for the requests after it. A last line that was cut off, as by the end 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
 
 from costcache.errors import TraceError
 from costcache.recording.lines import MOST_BLOCK, VERSION, Header, Line, Request
+from costcache.sim.trace import RecordedServer
 from costcache.sim.traces.columns import Columns
 from costcache.sim.traces.rows import MOST_TOKENS, Rows, fail, fail_block_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,8 +27,19 @@ if TYPE_CHECKING:
     from costcache.sim.traces.columns import Named
     from costcache.sim.traces.files import Source
 
-__all__ = ["Recorded", "read_lines", "read_recorded", "read_recording", "read_rows", "recorded"]
+__all__ = [
+    "Recorded",
+    "join_headers",
+    "read_lines",
+    "read_recorded",
+    "read_recording",
+    "read_rows",
+    "recorded",
+]
 
+V = TypeVar("V")
+
+_SERVERS = ("sglang", "vllm")
 _TOKENS = f"a whole number of tokens, from 0 to {MOST_TOKENS}"
 _ROWS = Rows(
     Line,
@@ -39,6 +51,8 @@ _ROWS = Rows(
         "block_size": f"tokens per hash, a whole number from 1 to {MOST_BLOCK}",
         "page_size": f"tokens per page, a whole number from 1 to {MOST_BLOCK}",
         "capacity": _TOKENS,
+        "chunk": _TOKENS,
+        "trim": _TOKENS,
         "salt": "text",
         "timestamp": "milliseconds, a number",
         "input_length": _TOKENS,
@@ -224,7 +238,45 @@ def recorded(source: Named, headers: list[Header], rows: Iterable[tuple[float, R
     if not times:
         raise TraceError(f"{source.label}: holds no request; let the server answer some, and try again")
     columns.names_sessions = True
-    trace = replace(columns.trace(headers[0].block_size, from_zero=True), from_server=True)
+    server = _server(join_headers(headers))
+    trace = replace(columns.trace(headers[0].block_size, from_zero=True), server=server)
     seen = np.array(times)
     order = np.argsort(seen - seen.min(), kind="stable")
     return Recorded(trace, headers, np.array(cached, np.int64)[order], dropped)
+
+
+def join_headers(headers: Sequence[Header]) -> Header:
+    """One header for several servers: what they have in common, and the names of all."""
+    first = headers[0]
+    return Header(
+        version=first.version,
+        started=min(header.started for header in headers),
+        block_size=first.block_size,
+        salt="+".join(sorted({header.salt for header in headers})),
+        server=_all([header.server for header in headers]),
+        costcache=_all([header.costcache for header in headers]),
+        policy=_all([header.policy for header in headers]),
+        architecture=_all([header.architecture for header in headers]),
+        page_size=_common([header.page_size for header in headers]),
+        capacity=_common([header.capacity for header in headers]),
+        chunk=_common([header.chunk for header in headers]),
+        trim=_common([header.trim for header in headers]),
+    )
+
+
+def _all(names: list[str]) -> str:
+    return ", ".join(dict.fromkeys(name for name in names if name))
+
+
+def _common(values: list[V | None]) -> V | None:
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _server(header: Header) -> RecordedServer:
+    return RecordedServer(_name(header.server), header.policy, header.chunk, header.trim)
+
+
+def _name(servers: str) -> str:
+    """Which server all of these names and versions are of; empty if none, or not the same."""
+    found = {next((name for name in _SERVERS if each.startswith(name)), "") for each in servers.split(", ")}
+    return found.pop() if len(found) == 1 else ""
