@@ -1,19 +1,21 @@
 """Tiers of memory: by_cost with hazard against the classic policies of writing with LRU, on a server.
 
-    python benchmarks/tiers.py [--workloads NAME ...] [--models NAME ...] [--tuned] [--starts 4] [--jobs 1]
+    python benchmarks/tiers.py [--workloads NAME ...] [--models NAME ...] [--tuned] [--starts 12] [--jobs 1]
         [--requests 2000] [--rows FILE] > benchmarks/results/tiers.md
 
-A cell is a workload and a model, and the mean over several starts: other requests of Mooncake, other session
-starts or seeds elsewhere. The device pool has 3 % of the trace's distinct pages, beside what running requests
-need, and host memory 15 %, at 55 GB/s each way. The speed of the trace's clock is such that the prefills that
-write-through with LRU leaves take 60 % of the time, and slower until its mean TTFT is at most five times its
-mean prefill; think times are not scaled. Traces are shortened: at most so many requests are replayed.
+A cell is a workload and a model, and the mean over several starts: later places in Mooncake's trace, other
+session starts or seeds elsewhere. The device pool has 3 % of the trace's distinct pages, beside what running
+requests need, and host memory 15 %, at 55 GB/s each way. The speed of the trace's clock is such that the
+prefills that write-through with LRU leaves take 60 % of the time, and slower until its mean TTFT is at most
+five times its mean prefill; think times are not scaled. Traces are shortened: at most so many requests are
+replayed.
 
 What was chosen (the room made ahead of need, over what the price of room is averaged, hazard's objective
-``flops``) was chosen on the first four starts of every workload, which ``--tuned`` replays. The results are
-of four others.
+``flops``, which copies the host gives up) was chosen on the first starts of every workload, which ``--tuned``
+replays: those of Mooncake end where half of its requests are over. The results are of others.
 
-``--rows`` saves each cell to a file, and an interrupted run resumes from it: the whole can be run in parts.
+``--rows`` saves each start of a cell to a file, and an interrupted run resumes from it: the whole can be run
+in parts, and files of parts be put together with ``cat``.
 """
 
 from __future__ import annotations
@@ -46,8 +48,10 @@ CLASSIC = (("write_through", "lru"), ("write_through_selective", "lru"), ("write
 OURS = ("by_cost", "hazard")
 OBJECTIVE = {"objective": "flops"}
 """Of hazard: seconds are at stake, and a token deep in a prompt costs more of them."""
-STARTS = 4
-FIRST = {"mooncake conversation": 5}
+STARTS = 12
+PLACES = {"mooncake conversation": 0.03}
+"""Share of a trace with a clock by which each start is later than the one before."""
+FIRST = {"mooncake conversation": 17}
 """The first start of the results; of the others, the first held-out seed and one more."""
 DEVICE, HOST = 0.03, 0.15
 BUSY, QUEUED = 0.6, 5.0
@@ -102,7 +106,10 @@ class Task:
     def run(self) -> list[Row]:
         """Replay under every policy."""
         workload = next(each for each in workloads((*FILES, *GENERATED)) if each.name == self.workload)
-        trace = workload.build(self.start).in_time_order()
+        place = PLACES.get(self.workload)
+        trace = workload.build(self.start if place is None else 0).in_time_order()
+        if place is not None:
+            trace = trace.take(np.arange(int(len(trace) * place * self.start), len(trace)))
         trace = trace.take(np.arange(min(self.requests, len(trace))))
         model = get_plugins().resolve(self.model)
         page = max(PAGE, workload.page)
@@ -157,6 +164,7 @@ def measure(tasks: Sequence[Task], jobs: int, path: Path | None) -> list[Row]:
         rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()]
     done = {(row.workload, row.model, row.start) for row in rows}
     left = [task for task in tasks if (task.workload, task.model, task.start) not in done]
+    left.sort(key=lambda task: not task.workload.startswith("weka"))  # the longest first
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context) as pool:
         for each in as_completed([pool.submit(task.run) for task in left]):

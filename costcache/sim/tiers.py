@@ -30,21 +30,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from costcache.eviction import Refused
-from costcache.policies.states import make_state_order
-from costcache.records import Action, Clock, NodeRecord, PoolState, RequestRecord, State, Victim
+from costcache.records import NodeRecord, RequestRecord
+from costcache.sim.doubles import Doubles
 from costcache.sim.extents import ROOT, Extents
 from costcache.sim.load import Load, load_kind
 from costcache.sim.loop import PER_REPORT, no_collector
 from costcache.sim.requests import RequestInfos
 from costcache.sim.steps import steps_of
-from costcache.tiers import Link, Move, Price, Writing
+from costcache.sim.tier import ExtentRecord, Tier
+from costcache.tiers import Link, Move, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from costcache.binding import Binding
-    from costcache.orders import VictimOrder
     from costcache.sim.requests import Known
     from costcache.sim.settings import ServingSettings
     from costcache.sim.trace import Trace
@@ -56,6 +55,8 @@ _KEEPS = 0.98
 """Share of its weight that an average over evictions keeps at each one."""
 _MOST_AHEAD = 10
 """Room is made ahead of need in one part of the device in so many, at most."""
+_SPENT = 0.5
+"""Share of the bytes saved that may be spent on writing again what the host gave up."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Moved:
         down: Bytes written to it.
         up: Bytes loaded from it.
         evicted: Bytes evicted from it.
+        given_up: Bytes of copies that it gave up while the device had them.
         refused: Bytes that were to be written, and found no room.
         peak: Most bytes that it held.
     """
@@ -94,6 +96,7 @@ class Moved:
     down: int = 0
     up: int = 0
     evicted: int = 0
+    given_up: int = 0
     refused: int = 0
     peak: int = 0
 
@@ -131,175 +134,6 @@ class TieredOutcome:
     fallbacks: int = 0
 
 
-class _Extent(NodeRecord):
-    """An extent in the pool of a tier.
-
-    Attributes:
-        extent: Its number.
-        held: Whether the tier holds it. A tier below the device also tracks, pinned, what only the tiers
-            above it hold: so its order knows the history of what it is given, and forecasts for all of them.
-        has_state: Whether it ends with a state here. A tier below also tracks those of the tiers above, as
-            ``record.state``.
-        since: When the tier got it, in seconds.
-    """
-
-    __slots__ = ("extent", "has_state", "held", "since")
-
-    def __init__(self, extent: int, parent: _Extent | None, of: Extents) -> None:
-        super().__init__(0, parent, of.tokens[extent], of.depths[extent])
-        self.extent = extent
-        self.held = self.has_state = False
-        self.since = 0.0
-
-    def prefix_hash(self, offset: int = 0) -> int | None:
-        """The extent's number: the same prefix has the same, on every tier."""
-        return None if offset else self.extent + 1
-
-
-class _Tier:
-    """One tier: its pool, and the extents that it holds or tracks.
-
-    Attributes:
-        records: Its records, by extent.
-        used: Bytes of those that it holds.
-        reserved: Bytes in use besides.
-        price: What room in it costs.
-        stays: Seconds that what was evicted lately had stayed.
-    """
-
-    def __init__(
-        self,
-        binding: Binding,
-        of: Extents,
-        capacity: int,
-        token_bytes: int,
-        state_bytes: int,
-        clock: Clock | None,
-        evicts: Callable[[_Extent], None],
-        evicts_state: Callable[[_Extent], None],
-    ) -> None:
-        self.of, self.capacity = of, capacity
-        self.token_bytes, self.state_bytes = token_bytes, state_bytes
-        self.records: dict[int, _Extent] = {}
-        self.used = self.reserved = 0
-        self.price = Price()
-        self.stays = math.inf
-        self._orphans: dict[int, list[_Extent]] = {}
-        self._evicts, self._evicts_state = evicts, evicts_state
-        self.name = "memory" if state_bytes else "kv"
-
-        def make_order(pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
-            if not state_bytes:  # then orders count tokens
-                pools = (PoolState("kv", "tokens", capacity // token_bytes, 0, 0, 0, binding.page_size),)
-            name, order = binding.make_order(pools)
-            return name, make_state_order(order) if state_bytes else order
-
-        self.pool = binding.pool(
-            self.name,
-            self._take,
-            unit="bytes",
-            capacity=capacity,
-            token_units=token_bytes,
-            state_units=state_bytes,
-            measure=self._state,
-            make_order=make_order,
-            clock=clock,
-        )
-
-    def held(self, extent: int) -> _Extent | None:
-        """The record of an extent that the tier holds; None for others."""
-        record = self.records.get(extent)
-        return record if record is not None and record.held else None
-
-    def size(self, extent: int, has_state: bool) -> int:
-        """Bytes of an extent."""
-        return self.of.tokens[extent] * self.token_bytes + has_state * self.state_bytes
-
-    def _state(self) -> PoolState:
-        evictable = 0
-        if self.records:
-            pool = self.pool
-            evictable = (pool.cached - pool.pinned) * self.token_bytes
-            evictable += (pool.states - pool.pinned_states) * self.state_bytes
-        free = self.capacity - self.used - self.reserved
-        return PoolState(self.name, "bytes", self.capacity, free, evictable, self.reserved, 1)
-
-    def _take(self, victim: Victim, needed: int) -> int | Refused:  # noqa: ARG002 # extents are evicted whole
-        record: Any = victim.record
-        if victim.action is Action.TOMBSTONE and record.live_children and record.state is not None:
-            if record.state.locks:
-                return Refused.LOCKED
-            self._evicts_state(record)
-            self.give_state(record, False)
-            return self.state_bytes
-        if record.parent is None or record.live_children:
-            return Refused.NOT_A_LEAF
-        if record.locks:
-            return Refused.LOCKED
-        size = self.size(record.extent, record.has_state)
-        self._evicts(record)
-        self.drop(record)
-        return size
-
-    def track(self, extent: int, request: RequestRecord | None) -> _Extent:
-        """Track an extent; it takes no room until it is held."""
-        above = self.of.parents[extent]
-        parent = self.records.get(above)
-        record = _Extent(extent, parent, self.of)
-        if parent is None and above != ROOT:
-            self._orphans.setdefault(above, []).append(record)
-        self.records[extent] = record
-        self.pool.insert(record, request)
-        for child in self._orphans.pop(extent, ()):
-            self.pool.move(child, record)
-        return record
-
-    def hold(self, record: _Extent, has_state: bool) -> None:
-        """Hold an extent from now on; there is room for it."""
-        record.held = True
-        record.since = self.pool.clock.now
-        self.used += self.size(record.extent, False)
-        if has_state:
-            self.give_state(record, True)
-
-    def drop(self, record: _Extent) -> None:
-        """Forget an unlocked extent. What follows it stays, unreachable until it is back."""
-        above = self.of.parents[record.extent]
-        if record.live_children:
-            orphans = [child for child in self.pool.live.values() if child.parent is record]
-            for child in orphans:
-                self.pool.move(child, self.pool.root)
-            self._orphans[record.extent] = orphans  # type: ignore[assignment] # all of its records are extents
-        if record.held:
-            self.used -= self.size(record.extent, record.has_state)
-        if record.parent is self.pool.root and above != ROOT:
-            self._orphans[above].remove(record)
-        del self.records[record.extent]
-        self.pool.remove(record)
-
-    def give_state(self, record: _Extent, has_state: bool) -> None:
-        """Attach a state to the end of an extent that the tier holds, or drop it."""
-        self.used += (has_state - record.has_state) * self.state_bytes
-        record.has_state = has_state
-        self.track_state(record, has_state)
-
-    def track_state(self, record: _Extent, has_state: bool) -> None:
-        """Tell the order that the tier, or one above it, has a state at the end of an extent, or none has."""
-        if not has_state and record.state is not None:
-            self.pool.detach(record)
-        elif has_state and record.state is None:
-            state = State(0, self.pool.clock)
-            state.locks = record.pins
-            self.pool.attach(record, state)
-
-    def make_room(self, size: int) -> bool:
-        """Evict until ``size`` bytes are free; returns whether they are."""
-        while (missing := self.used + self.reserved + size - self.capacity) > 0:
-            if not self.pool.evict(missing, watermark=False).freed:
-                return False
-        return True
-
-
 class _Running(NamedTuple):
     """A running request; the earliest end sorts first.
 
@@ -314,7 +148,7 @@ class _Running(NamedTuple):
     ends: float
     number: int
     requests: list[RequestRecord]
-    last: _Extent | None
+    last: ExtentRecord | None
     reserved: int
 
 
@@ -357,14 +191,14 @@ class Tiers:
         # In one pool of all layers, windows too: every token's window KV is cached.
         token_bytes, state_bytes = token.kv_bytes + token.swa_bytes, token.state_bytes
         self.has_states = bool(state_bytes)
-        self.device = _Tier(
+        self.device = Tier(
             binding, of, capacity, token_bytes, state_bytes, None, self._evicted, self._evicted_state
         )
         if below:
             self.device.pool.over_tier()
         clock = self.device.pool.clock
         self.tiers = [
-            _Tier(binding, of, each.capacity, token_bytes, state_bytes, clock, *self._drops(level))
+            Tier(binding, of, each.capacity, token_bytes, state_bytes, clock, *self._drops(level))
             for level, each in enumerate(below)
         ]
         self.down = [Link(each.bytes_per_second, each.latency) for each in below]
@@ -372,6 +206,9 @@ class Tiers:
         self.moved = [Moved() for _ in below]
         self.below = below
         self.all = [self.device, *self.tiers]
+        self.doubles = Doubles()
+        if self.tiers and writing.gives_up:
+            self.tiers[0].spare = self._give_up
         self.need = 0.0  # bytes of a request that were not on the device, about the most of late
         self.load = Load(
             trace,
@@ -650,7 +487,7 @@ class Tiers:
 
     def _cache(
         self, path: list[int], here: int, end: int, requests: list[RequestRecord], *, branch: bool
-    ) -> list[_Extent]:
+    ) -> list[ExtentRecord]:
         """Cache a prompt on the device as far as it fits; returns its records.
 
         Args:
@@ -682,6 +519,8 @@ class Tiers:
             records.append(record)
             for tier, request in zip(self.tiers, requests[1:], strict=True):
                 copy = tier.records.get(extent) or tier.track(extent, request)
+                if copy.held and tier is self.tiers[0]:
+                    self.doubles.add(extent, self.now)
                 if not copy.pins:
                     tier.pool.pin(copy)
                 if state:
@@ -694,7 +533,7 @@ class Tiers:
             pool.unpin(last)
         return records
 
-    def _give_state(self, record: _Extent) -> None:
+    def _give_state(self, record: ExtentRecord) -> None:
         """Keep a state at the end of an extent of the device, if there is room."""
         if record.has_state or not self.device.make_room(self.device.state_bytes):
             return
@@ -702,7 +541,7 @@ class Tiers:
         for tier in self.tiers:
             tier.track_state(tier.records[record.extent], True)
 
-    def _forget_state(self, record: _Extent) -> None:
+    def _forget_state(self, record: ExtentRecord) -> None:
         """The device drops a state: so do the tiers below, unless it is there or in one between."""
         kept = False
         for tier in self.tiers:
@@ -710,7 +549,7 @@ class Tiers:
             kept |= copy.has_state
             tier.track_state(copy, kept)
 
-    def _supersede(self, records: list[_Extent]) -> None:
+    def _supersede(self, records: list[ExtentRecord]) -> None:
         """Drop the state before a new one, unless other prompts branch there."""
         if not self.has_states or not records[-1].has_state:
             return
@@ -744,12 +583,13 @@ class Tiers:
             if not pool.evict(1, watermark=False).freed:
                 return
 
-    def _evicted(self, record: _Extent) -> None:
+    def _evicted(self, record: ExtentRecord) -> None:
         """An extent is evicted from the device: write it down first, or drop it."""
         self.outcome.evicted += self.device.size(record.extent, record.has_state)
+        self.doubles.evicted(record.extent, max(0.0, self.now - record.since))
         self.written = max(self.written, self._leave(record, 0))
 
-    def _evicted_state(self, record: _Extent) -> None:
+    def _evicted_state(self, record: ExtentRecord) -> None:
         """A state is evicted from the device alone."""
         self.outcome.evicted += self.device.state_bytes
         self.written = max(self.written, self._leave_state(record, 0))
@@ -757,7 +597,7 @@ class Tiers:
 
     # -- the tiers below ---------------------------------------------------------------------
 
-    def _leave(self, record: _Extent, level: int) -> float:
+    def _leave(self, record: ExtentRecord, level: int) -> float:
         """An extent leaves the tier above ``level``; returns when what is written of it is there."""
         if level == len(self.tiers):
             return self.now
@@ -773,6 +613,7 @@ class Tiers:
                 written = self._write(copy, level, record.has_state)
             else:
                 tier.price.lost(move, tier.capacity)
+                self.doubles.saved += move.size if level == 0 else 0
         tier.track_state(copy, copy.has_state)
         if copy.pins:
             tier.pool.unpin(copy)  # only now: what is pinned makes no room for itself
@@ -781,7 +622,7 @@ class Tiers:
         tier.drop(copy)
         return self._leave(record, level + 1)
 
-    def _leave_state(self, record: _Extent, level: int) -> float:
+    def _leave_state(self, record: ExtentRecord, level: int) -> float:
         """A state leaves the tier above ``level``, but its KV need not; returns when it is written."""
         if level == len(self.tiers):
             return self.now
@@ -793,10 +634,31 @@ class Tiers:
             return self.now
         return self._write_state(copy, level) if copy.held else self._write(copy, level, True)
 
-    def _drops(self, level: int) -> tuple[Callable[[_Extent], None], Callable[[_Extent], None]]:
+    def _give_up(self) -> bool:
+        """Let the host give up a copy of what the device has had for long, if it may be written again."""
+        doubles, host, moved = self.doubles, self.tiers[0], self.moved[0]
+        while (extent := doubles.first(self.now)) is not None:
+            copy, above = host.records[extent], self.device.records[extent]
+            if copy.held and copy.has_state <= above.has_state:
+                size = host.size(extent, copy.has_state)
+                if moved.given_up + size > _SPENT * (doubles.saved + self._not_loaded()):
+                    return False
+                host.give_up(copy)
+                moved.given_up += size
+                doubles.remove(extent)
+                return True
+            doubles.remove(extent)
+        return False
+
+    def _not_loaded(self) -> int:
+        """Bytes that were not loaded since the device found more than it would have found under LRU."""
+        verdict = self.device.pool.order.against_lru()
+        return 0 if verdict is None else max(0, verdict.gained - verdict.lost) * self.device.token_bytes
+
+    def _drops(self, level: int) -> tuple[Callable[[ExtentRecord], None], Callable[[ExtentRecord], None]]:
         """What happens when the tier at ``level`` evicts an extent, and when it evicts a state alone."""
 
-        def evicted(record: _Extent) -> None:
+        def evicted(record: ExtentRecord) -> None:
             tier = self.tiers[level]
             size = tier.size(record.extent, record.has_state)
             self.moved[level].evicted += size
@@ -805,7 +667,7 @@ class Tiers:
             tier.stays = stayed if tier.stays == math.inf else tier.stays * _KEEPS + stayed * (1 - _KEEPS)
             self._leave(record, level + 1)
 
-        def evicted_state(record: _Extent) -> None:
+        def evicted_state(record: ExtentRecord) -> None:
             tier = self.tiers[level]
             self.moved[level].evicted += tier.state_bytes
             move = self._move(record, level, True, waits=False, alone=True)
@@ -814,7 +676,9 @@ class Tiers:
 
         return evicted, evicted_state
 
-    def _move(self, copy: _Extent, level: int, has_state: bool, *, waits: bool, alone: bool = False) -> Move:
+    def _move(
+        self, copy: ExtentRecord, level: int, has_state: bool, *, waits: bool, alone: bool = False
+    ) -> Move:
         """The facts of an extent that a tier may hold, or holds; or of its state ``alone``.
 
         A state is worth all that it saves computing, back to the state before it, and is of no use without
@@ -851,7 +715,7 @@ class Tiers:
             followed=copy.live_children > 0 and not alone,
         )
 
-    def _resumes_before(self, copy: _Extent, level: int) -> tuple[int, int]:
+    def _resumes_before(self, copy: ExtentRecord, level: int) -> tuple[int, int]:
         """Tokens up to the last state before an extent on its tier or on the device, and bytes after it.
 
         The bytes are those of the KV up to the extent that the tier does not hold.
@@ -867,7 +731,7 @@ class Tiers:
             above = self.of.parents[above]
         return 0, lacks
 
-    def _write(self, copy: _Extent, level: int, has_state: bool) -> float:
+    def _write(self, copy: ExtentRecord, level: int, has_state: bool) -> float:
         """Write an extent to a tier, if there is room; returns when it is there."""
         tier, moved = self.tiers[level], self.moved[level]
         size = tier.size(copy.extent, has_state)
@@ -877,7 +741,7 @@ class Tiers:
         tier.hold(copy, has_state)
         return self._sent(size, level)
 
-    def _write_state(self, copy: _Extent, level: int) -> float:
+    def _write_state(self, copy: ExtentRecord, level: int) -> float:
         """Write the state of an extent that a tier holds without one, if there is room."""
         tier = self.tiers[level]
         if not tier.make_room(tier.state_bytes):
@@ -892,7 +756,7 @@ class Tiers:
         moved.peak = max(moved.peak, self.tiers[level].used)
         return self.down[level].begin(size, self.now)
 
-    def _copy(self, records: list[_Extent]) -> None:
+    def _copy(self, records: list[ExtentRecord]) -> None:
         """Copy what the policy wants of a prompt that the device has now, unless evictions do that."""
         for level, tier in enumerate(self.tiers):
             for record in records:

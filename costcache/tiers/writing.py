@@ -121,6 +121,13 @@ class Writing(Protocol):
         :meth:`copies`, as for any policy.
         """
 
+    @property
+    def gives_up(self) -> bool:
+        """Whether full host memory gives up copies of what the device has had for long.
+
+        They are written again when the device evicts them. Only for a host that makes room ahead.
+        """
+
     def copies(self, move: Move) -> bool:
         """Whether to copy a run down now, after it was made or used, while it stays where it is."""
 
@@ -134,7 +141,7 @@ class Writing(Protocol):
 class WriteThrough:
     """Copies every run that has been used so many times, and drops the others when they are evicted."""
 
-    ahead = False
+    ahead = gives_up = False
 
     def __init__(self, uses: int = 1) -> None:
         """Copy at the ``uses``-th use; the request that makes a run is the first."""
@@ -164,7 +171,7 @@ class WriteBack:
     """Copies a run when it is evicted."""
 
     name = "write_back"
-    ahead = False
+    ahead = gives_up = False
 
     def copies(self, move: Move) -> bool:  # noqa: ARG002 # as the protocol says
         """False."""
@@ -189,7 +196,7 @@ class ByCost:
     """
 
     name = "by_cost"
-    ahead = True
+    ahead = gives_up = True
 
     def copies(self, move: Move) -> bool:
         """True if a copy is worth it."""

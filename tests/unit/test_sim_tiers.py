@@ -15,6 +15,7 @@ from costcache.errors import SettingsError
 from costcache.plugins import get_plugins
 from costcache.policies.hazard import Hazard
 from costcache.settings import Settings
+from costcache.sim.doubles import Doubles
 from costcache.sim.engine import Simulator
 from costcache.sim.extents import ROOT, extents
 from costcache.sim.settings import ServingSettings, TiersBelow
@@ -195,7 +196,8 @@ def check_tiers(tiers: Tiers) -> None:
                 assert bool(record.pins) == above
             moved = tiers.moved[level - 1]
             assert moved.peak <= tier.capacity
-            assert moved.down - moved.evicted == tier.used  # all that came has left, or is here
+            left = moved.evicted + moved.given_up
+            assert moved.down - left == tier.used  # all that came has left, or is here
     for extent in device.records:
         parent = device.of.parents[extent]
         assert parent == ROOT or parent in device.records
@@ -347,6 +349,22 @@ def test_a_disk_takes_what_the_host_evicts() -> None:
     assert found.tiers["host"].hits == 0
 
 
+def test_a_host_gives_up_first_what_has_been_on_the_device_for_longest() -> None:
+    doubles = Doubles()
+    doubles.add(1, 0.0)
+    doubles.add(2, 5.0)
+    assert doubles.first(100.0) is None  # nothing has left the device: nobody knows what long is
+    doubles.evicted(7, 10.0)
+    assert doubles.first(10.0) is None
+    assert doubles.first(10.5) == 1
+    doubles.evicted(1, 10.0)
+    assert doubles.first(14.0) is None
+    assert doubles.first(16.0) == 2
+    doubles.add(2, 16.0)  # loaded again
+    doubles.remove(2)
+    assert doubles.first(100.0) is None
+
+
 @pytest.fixture(scope="module")
 def agents() -> Simulator:
     trace = generate("agentic", workload_settings("agentic", {"requests": 150}))
@@ -399,3 +417,42 @@ def test_impossible_tiers_are_refused(agents: Simulator) -> None:
     windows = Simulator(agents.trace, get_plugins().resolve("gpt-oss-20b"), Deployment(page_size=PAGE))
     with pytest.raises(SettingsError, match="set window_layout to one-pool"):
         windows.tiered(Settings(policy="lru"), 1000, TiersBelow(host=10**9))
+
+
+class Kept(Tiers):
+    """A host that gives up nothing."""
+
+    def _give_up(self) -> bool:
+        return False
+
+
+def test_what_a_host_gives_up_makes_room_and_costs_fewer_bytes_than_were_saved() -> None:
+    """Nearly all that the device has is in host memory too, and takes the room of what only the host has."""
+    trace = generate("agentic", workload_settings("agentic", {"requests": 400, "seed": 1}))
+    simulator = Simulator(trace, get_plugins().resolve("deepseek-v3"), Deployment(page_size=PAGE, tp=8))
+    pages = trace.distinct_pages(PAGE)
+    binding = Binding.of(
+        get_plugins().resolve("deepseek-v3"),
+        Deployment(page_size=PAGE, tp=8),
+        Settings(policy="hazard", policy_settings={"objective": "flops"}),
+        drops_slow=False,
+    )
+    seconds, moved = [], []
+    for kind, write in ((Tiers, "by_cost"), (Kept, "by_cost"), (Kept, "write_back")):
+        tiers = kind(
+            trace,
+            extents(simulator.runs, PAGE, 2048),
+            binding,
+            int(pages * 0.03) * PAGE * KV,
+            [host(int(pages * 0.15))],
+            make_writing(write),
+            simulator.prefill,
+            ServingSettings(rate=0.3, running="beside"),
+        )
+        outcome = tiers.run()
+        below = outcome.tiers["host"]
+        assert bool(below.given_up) == (kind is Tiers)
+        seconds.append(outcome.recompute_seconds)
+        moved.append(below.down + below.up)
+    assert seconds[0] < seconds[1]
+    assert moved[1] < moved[0] < moved[2]
