@@ -16,6 +16,7 @@ conversations and documents in pools of so many blocks, one group of full attent
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import logging
 import random
@@ -83,6 +84,8 @@ def times(blocks: int, policies: list[str | None]) -> None:
         policy: Server(mixed(blocks, full(), window(1024), window(1024)), policy) for policy in policies
     }
     taken: dict[str | None, list[float]] = {policy: [] for policy in policies}
+    gc.collect()
+    gc.freeze()  # as vLLM's engine does once it has started
     stream, count = requests(blocks), blocks // 16
     for start in range(0, count, 50):
         batch = list(itertools.islice(stream, 50))

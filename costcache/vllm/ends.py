@@ -262,9 +262,9 @@ class WideRuns(Runs):
             empty = self._empty(count)
             if empty:
                 taken += self._adapter.first(empty)
-        else:
+        elif self._queue.fake_free_list_head.next_free_block._block_hash is None:
             self._take_empty(count)
-        if not self._kv.keys().isdisjoint([block.block_id for block in taken]):
+        if taken and not self._kv.keys().isdisjoint([block.block_id for block in taken]):
             for block in list(taken):
                 if block.block_id in self._kv:  # it lost its contents while it was in use
                     self.lose(block)
@@ -610,7 +610,7 @@ class EndRuns(WideRuns):
 
     def _part_with(self, end: End) -> None:
         """An end gives up its blocks. Those that nothing else needs are spare."""
-        ends, kv = self._ends, self._kv
+        ends, kv, spare, last = self._ends, self._kv, self.spare, self._vllm._reuse_watchers
         if not end.held:
             self._free -= end.alone
         for block in reversed(end.blocks):
@@ -620,8 +620,8 @@ class EndRuns(WideRuns):
                 ends[number] = others = tuple(each for each in having if each is not end)
                 if len(others) == 1 and number not in kv:
                     self._count(others[0], 1)
-            elif number not in kv:
-                self._give_up(block)
+            elif not (number in kv or block.ref_cnt or block._block_hash is None or number in last):
+                spare[number] = block  # see _give_up
 
     def _count(self, end: End, more: int) -> None:
         end.alone += more

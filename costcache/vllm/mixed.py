@@ -45,10 +45,10 @@ class MixedBlocks(Blocks):
         pool.cache_full_blocks = self._cache_full_blocks  # vLLM's own again
         self._unpin_blocks = pool.unpin_blocks
         self._allocate_new_computed_blocks = coordinator.allocate_new_computed_blocks
-        self._cache_blocks = coordinator.cache_blocks
+        self._cache_blocks = manager.cache_blocks
         pool.unpin_blocks = self.unpin_blocks
         coordinator.allocate_new_computed_blocks = self.allocate_new_computed_blocks
-        coordinator.cache_blocks = self.cache_blocks
+        manager.cache_blocks = self.cache_blocks
 
     def _make_runs(self, manager: Any, binding: Binding) -> Runs:  # noqa: ARG002  # the groups have it
         groups = self._groups
@@ -77,16 +77,30 @@ class MixedBlocks(Blocks):
         if isinstance(runs, EndRuns):
             runs.mark(request, held, tokens, found=True, counts=tokens > before)
 
+    def allocate_slots(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Allocate blocks for a request, and cache those that are full."""
+        self.request = request
+        try:
+            allocated = self._allocate_slots(request, *args, **kwargs)
+        finally:
+            self.request = None
+        self._cached(request)
+        return allocated
+
     def cache_blocks(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        """Cache the full blocks of a request. Those of its prompt are reported at once, others at its end."""
+        """Cache the full blocks of a request."""
         self._cache_blocks(request, *args, **kwargs)
+        self._cached(request)
+
+    def _cached(self, request: Any) -> None:
+        """Blocks of a request may be full. Those of its prompt are reported at once, others at its end."""
         runs = self.runs
         if runs is None:
             return
-        prompt = request.num_prompt_tokens // runs.size
         life: Life | None = getattr(request, "_costcache", None)
         held = None if life is None else life.held
         done = 0 if held is None else held.length
+        prompt = request.num_prompt_tokens // runs.size
         if done < prompt:
             count = min(self._groups.cached(request.request_id), prompt)
             if count > done:
