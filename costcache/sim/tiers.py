@@ -55,10 +55,8 @@ _KEEPS = 0.98
 """Share of its weight that an average over evictions keeps at each one."""
 _MOST_AHEAD = 10
 """Room is made ahead of need in one part of the device in so many, at most."""
-_LEAST_SAVED = 0.1
-"""Share of the bytes moved that have to be saved before any are spent on what the host gave up."""
 _SPENT = 0.5
-"""Share of the bytes saved beyond those that may be spent."""
+"""Share of the bytes saved that may be spent on writing again what the host gave up."""
 
 
 @dataclass(frozen=True)
@@ -643,8 +641,7 @@ class Tiers:
             copy, above = host.records[extent], self.device.records[extent]
             if copy.held and copy.has_state <= above.has_state:
                 size = host.size(extent, copy.has_state)
-                least = _LEAST_SAVED * (moved.down + moved.up)
-                if moved.given_up + size > _SPENT * (doubles.saved + self._not_loaded() - least):
+                if moved.given_up + size > _SPENT * (doubles.saved + self._not_loaded()):
                     return False
                 host.give_up(copy)
                 moved.given_up += size

@@ -425,7 +425,7 @@ def test_a_copy_of_what_stays_on_the_device_is_given_up_for_bytes_that_were_save
     for talk in talks * 5:
         prompts += [hot, talk]
     found = []
-    for saved in (0, 2 * PAGE * KV, 100 * PAGE * KV):
+    for saved in (0, PAGE * KV, 100 * PAGE * KV):
         tiers = tiers_of(trace_of(prompts), 6, [host(8)], "by_cost")
         tiers.doubles.saved = saved
         outcome = tiers.run()
