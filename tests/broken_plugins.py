@@ -292,6 +292,7 @@ BROKEN: dict[str, Broken] = {
         "that it sees leaves alone",
         "frozenset({'nodes'})",
     ),
+    "prints": _order(_hearing("insert", "print('made')"), "it prints to standard output", "logging"),
     "no-key": _order(_key("None"), "the key of node", "return a value", "KeyedOrder"),
     "nan": _order(_key("float('nan')"), "the key of node", "no clock", "KeyedOrder"),
     "random": _order(_key("random.random()"), "the key of node", "no random", "KeyedOrder"),

@@ -1,17 +1,27 @@
-r"""Measures eviction policies on real SGLang Engines: the same requests through each, in turn, on one GPU.
+r"""Measures eviction policies on real Engines of SGLang or vLLM: the same requests through each, in turn.
 
     python benchmarks/gpu/replay.py --out gpu.jsonl --model llama-3-8b --workload chat --requests 1500 \
         --rate 18 --outputs 0.125 --pool 5% --policies lru costcache costcache:lru costcache lru
     python benchmarks/gpu/report.py gpu.jsonl > benchmarks/results/gpu.md
 
-Needs SGLang 0.5.23 with costcache installed beside it, and a GPU. ``lru`` is SGLang's own cache; costcache's
-names are those of ``--radix-eviction-policy``. One Engine per distinct policy is started, all at once; then
+    python benchmarks/gpu/replay.py --server vllm --out gpu_vllm.jsonl --requests 1500 --rate 18 \
+        --outputs 0.125 --pool 5% --policies stock hazard hazard stock
+    python benchmarks/gpu/report.py gpu_vllm.jsonl > benchmarks/results/gpu_vllm.md
+
+Needs SGLang 0.5.23 or vLLM 0.33.0 with costcache installed beside it, and a GPU. For SGLang ``lru`` is its
+own cache; costcache's names are those of ``--radix-eviction-policy``. For vLLM ``stock`` is vLLM itself;
+other names are those of ``costcache plugins``. One Engine per distinct policy is started, all at once; then
 they run one at a time, in the order given. Give an order that is a palindrome, so that drift over time
 affects all policies alike. Before each run the Engine is warmed up and its cache is emptied.
 
+With vLLM's offload tier (``kv_transfer_config`` in ``--engine``) a policy is ``NAME+TIER``:
+``stock+vllm-lru`` is vLLM's own in both, ``stock+vllm-arc`` has vLLM's ARC in the tier, and
+``hazard+hazard`` costcache's in both.
+
 ``costcache{"headroom": 0.005}`` is the policy ``costcache`` with settings: the JSON object of
-``--radix-eviction-policy-config``. ``costcache@FOLDER`` is the policy of another build, imported from FOLDER:
-for example plain Python beside the compiled package, installed with
+``--radix-eviction-policy-config`` or, in vLLM, the other keys of costcache's entry in
+``--additional-config``. ``costcache@FOLDER`` is the policy of another build, imported from FOLDER: for
+example plain Python beside the compiled package, installed with
 ``COSTCACHE_COMPILE=0 pip install --target FOLDER .``. The report lists it separately. Both together are
 ``costcache{"headroom": 0.005}@FOLDER``.
 """
@@ -33,22 +43,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from models import write_model
-from server import Job, main
+from server import Job, Server, main
+from sglang_server import SglangServer
+from vllm_server import VllmServer
 from workload import Workload, build
 
 from costcache.sim.trace import Trace
 
-ENGINE: dict[str, Any] = {
-    "load_format": "dummy",
-    "skip_tokenizer_init": True,
-    "dtype": "bfloat16",
-    "random_seed": 0,
-    "enable_metrics": True,
-    "max_running_requests": 64,
-    "chunked_prefill_size": 8192,
-    "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 24, 32, 48, 64],
-    "cuda_graph_bs_prefill": [64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192],
-}
+SERVERS: dict[str, type[Server]] = {"sglang": SglangServer, "vllm": VllmServer}
 
 
 class Policy(NamedTuple):
@@ -56,8 +58,8 @@ class Policy(NamedTuple):
 
     Attributes:
         text: The policy as given on the command line.
-        name: Its ``--radix-eviction-policy``.
-        settings: Its ``--radix-eviction-policy-config``.
+        name: Its name in the server.
+        settings: Its settings.
         folder: Folder from which costcache is imported; empty for the installed one.
     """
 
@@ -95,16 +97,8 @@ class Policy(NamedTuple):
             raise ArgumentTypeError(f"{text!r} has no folder after the @: give NAME@FOLDER")
         return cls(text, name, settings, folder)
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Engine arguments that choose this policy."""
-        chosen: dict[str, Any] = {"radix_eviction_policy": self.name}
-        if self.settings:
-            chosen["radix_eviction_policy_config"] = self.settings
-        return chosen
 
-
-class Server(NamedTuple):
+class Running(NamedTuple):
     """A process with an Engine; ``policy`` is as given on the command line."""
 
     policy: str
@@ -128,27 +122,20 @@ class Server(NamedTuple):
 
 
 def start(
-    policies: list[Policy], model: Path, pool: int, extra: dict[str, Any], folder: Path
-) -> list[Server]:
+    kind: type[Server], policies: list[Policy], model: Path, pool: int, extra: dict[str, Any], folder: Path
+) -> list[Running]:
     """Start an Engine for each policy and wait until all of them are up."""
     context = multiprocessing.get_context("spawn")
+    each = [kind.arguments(model, pool, one.name, one.settings, at, extra) for at, one in enumerate(policies)]
     servers = []
-    for number, policy in enumerate(policies):
-        arguments = {
-            **ENGINE,
-            "model_path": str(model),
-            "max_total_tokens": pool,
-            **policy.arguments,
-            "port": 31000 + 1000 * number,
-            **extra,
-        }
+    for number, (policy, chosen) in enumerate(zip(policies, each, strict=True)):
         ours, theirs = context.Pipe()
         log = folder / f"{number}-{policy.name.replace(':', '-')}.log"
-        process = context.Process(target=main, args=(theirs, arguments, log))
+        process = context.Process(target=main, args=(theirs, kind, {**kind.defaults, **chosen}, log))
         with imports_from(policy.folder):
             process.start()
         theirs.close()
-        servers.append(Server(policy.text, process, ours, log))
+        servers.append(Running(policy.text, process, ours, log))
     return servers
 
 
@@ -187,6 +174,7 @@ def note(began: float, text: str) -> None:
 def options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Eviction policies on real Engines.")
+    parser.add_argument("--server", choices=SERVERS, default="sglang")
     parser.add_argument("--out", type=Path, required=True, help="file to which lines of JSON are appended")
     parser.add_argument(
         "--model", default="llama-3-8b", help="a name in models.py, or a folder with a config"
@@ -208,13 +196,18 @@ def options() -> argparse.Namespace:
         "--policies",
         type=Policy.read,
         nargs="+",
-        default=[Policy.read(name) for name in ("lru", "costcache", "costcache", "lru")],
+        default=None,
         metavar="POLICY",
         help="in running order; NAME{JSON} has settings, NAME@FOLDER is imported from a folder",
     )
     parser.add_argument("--engine", type=json.loads, default={}, help="more Engine arguments, as JSON")
     parser.add_argument("--logs", type=Path, default=None, help="folder for the Engines' logs")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.policies is None:
+        stock = Policy.read(SERVERS[chosen.server].stock)
+        ours = Policy.read("costcache")
+        chosen.policies = [stock, ours, ours, stock]
+    return chosen
 
 
 def run() -> None:
@@ -222,6 +215,7 @@ def run() -> None:
     chosen = options()
     began = time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="costcache-gpu-"))
+    kind = SERVERS[chosen.server]
     logs = chosen.logs or folder
     logs.mkdir(parents=True, exist_ok=True)
     model = write_model(chosen.model, folder)
@@ -237,7 +231,12 @@ def run() -> None:
     prompts = [trace.ids[start:stop].tolist() for start, stop in pairwise(edges)]
     outputs, times = trace.output_tokens.tolist(), trace.timestamps.tolist()
     servers = start(
-        list({policy.text: policy for policy in chosen.policies}.values()), model, pool, chosen.engine, logs
+        kind,
+        list({policy.text: policy for policy in chosen.policies}.values()),
+        model,
+        pool,
+        chosen.engine,
+        logs,
     )
     failed = False
     try:
@@ -245,11 +244,12 @@ def run() -> None:
         for policy, up in ups.items():
             note(began, f"{policy}: up in {up['seconds']} s, costcache {up['packages'].get('costcache')}")
         common = {
+            "server": chosen.server,
             "model": chosen.model,
             "workload": workload.as_dict(),
             "pool": pool,
             "distinct": distinct,
-            "engine": {**ENGINE, **chosen.engine},
+            "engine": {**kind.defaults, **chosen.engine},
             "order": [policy.text for policy in chosen.policies],
         }
         by_policy = {server.policy: server for server in servers}
@@ -259,6 +259,7 @@ def run() -> None:
                 for turn, policy in enumerate(chosen.policies):
                     by_policy[policy.text].pipe.send(job)
                     found = by_policy[policy.text].answer()
+                    log = by_policy[policy.text].log.read_text(errors="replace")
                     line = {
                         **common,
                         "clients": clients,
@@ -267,6 +268,7 @@ def run() -> None:
                         "settings": policy.settings,
                         "folder": policy.folder,
                         "turn": turn,
+                        "took_over": log.count("takes over"),
                     }
                     out.write(json.dumps({**line, **found}) + "\n")
                     out.flush()
@@ -286,7 +288,7 @@ def run() -> None:
 def summary(found: dict[str, Any]) -> str:
     """Summarise a run in one line."""
     requests = found["requests"]
-    prompt, cached, host = (sum(each[key] for each in requests) for key in ("prompt", "cached", "host"))
+    prompt, cached = (sum(each[key] for each in requests) for key in ("prompt", "cached"))
     times = sorted(each["ttft"] for each in requests)
     late = max((each.get("late", 0.0) for each in requests), default=0.0)
     points = " ".join(
@@ -295,7 +297,7 @@ def summary(found: dict[str, Any]) -> str:
     )
     return (
         f"{found['seconds']:.1f} s, cached {cached / prompt:.4f} "
-        f"(from the host {host / prompt:.4f}), recomputed {prompt - cached:,}, "
+        f"(from the host {found['host'] / prompt:.4f}), recomputed {prompt - cached:,}, "
         f"TTFT ms mean {1e3 * sum(times) / len(times):.1f} {points}, sent late at most {1e3 * late:.0f} ms"
     )
 

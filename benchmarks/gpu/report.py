@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/report.py FILE.jsonl ... [--traces FOLDER] > benchmarks/results/gpu.md
     python benchmarks/gpu/report.py FILE.jsonl [--decode-seconds S] > benchmarks/results/gpu_host_tier.md
+    python benchmarks/gpu/report.py FILE.jsonl ... > benchmarks/results/gpu_vllm.md
 
 The simulator's serving mode gets the tokens that were sent, the times at which they were due, the pool, and
 one measured figure: the time per generated token. Its prefill times were measured on one H100, so there is no
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from models import MODELS
-from replay import ENGINE
+from replay import SERVERS
 from workload import Workload, build
 
 from costcache.deployment import Deployment
@@ -46,10 +47,22 @@ EDGES = (0, 128, 512, 1024, 2048, 4096, 1 << 30)
 
 TIMES = ("mean TTFT, ms", "predicted")
 SETTINGS = {
-    "lru": Settings(policy="lru", trim="off"),  # SGLang's own cache frees whole leaves
-    "costcache:lru": Settings(policy="lru"),
-    "costcache": Settings(),
+    "sglang": {
+        "lru": Settings(policy="lru", trim="off"),  # SGLang's own cache frees whole leaves
+        "costcache:lru": Settings(policy="lru"),
+        "costcache": Settings(),
+    },
+    "vllm": {
+        "stock": Settings(policy="lru"),
+        "lru": Settings(policy="lru"),
+        "costcache": Settings(),
+        "hazard": Settings(policy="hazard"),
+        # One policy in both tiers is what the simulator knows.
+        "stock+vllm-lru": Settings(policy="lru"),
+        "hazard+hazard": Settings(policy="hazard"),
+    },
 }
+"""The simulator's settings for policies that it can predict, by server and name."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +72,24 @@ class Run:
     line: dict[str, Any]
 
     @property
+    def server(self) -> str:
+        """Name of the server."""
+        return server_of(self.line)
+
+    @property
     def policy(self) -> str:
-        """Its ``--radix-eviction-policy``, with its settings and its other build, if any."""
+        """Its name, with its settings and its other build, if any."""
         settings = json.dumps(self.settings) if self.settings else ""
         return f"{self.name}{settings}@{self.folder}" if self.folder else self.name + settings
 
     @property
     def name(self) -> str:
-        """Its ``--radix-eviction-policy`` alone."""
+        """Its name alone."""
         return str(self.line["policy"])
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its ``--radix-eviction-policy-config``."""
+        """Its settings."""
         return dict(self.line.get("settings", {}))
 
     @property
@@ -83,7 +101,11 @@ class Run:
     def label(self) -> str:
         """The policy, with costcache's build if the line names it."""
         _, known, build = str(self.line["packages"].get("costcache", "")).partition(" (")
-        return f"{self.policy} ({build}" if known and self.policy.startswith("costcache") else self.policy
+        if self.server == "sglang":
+            ours = self.name.startswith("costcache")
+        else:
+            ours = any(not part.startswith(("stock", "vllm-")) for part in self.name.split("+"))
+        return f"{self.policy} ({build}" if known and ours else self.policy
 
     def column(self, key: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         """One figure per request."""
@@ -102,7 +124,8 @@ class Run:
     @property
     def host(self) -> float:
         """Share of prompt tokens that was loaded back from the host tier, in %."""
-        return 100.0 * float(self.column("host").sum() / self.column("prompt").sum())
+        tokens = self.line["host"] if "host" in self.line else self.column("host").sum()
+        return 100.0 * float(tokens / self.column("prompt").sum())
 
     @property
     def device(self) -> float:
@@ -127,10 +150,15 @@ class Run:
         return int(self.line["engine"].get("tp_size", 1))
 
 
+def server_of(line: dict[str, Any]) -> str:
+    """Name of the server that was measured."""
+    return str(line.get("server", "sglang"))
+
+
 def same(line: dict[str, Any]) -> str:
     """Key that the runs of one comparison share; they may come from several calls of ``replay.py``."""
     keys = ("model", "workload", "clients", "pool", "engine")
-    return json.dumps({key: line[key] for key in keys}, sort_keys=True)
+    return json.dumps([server_of(line), {key: line[key] for key in keys}], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -143,8 +171,13 @@ class Predicted:
 
 
 def has_host(line: dict[str, Any]) -> bool:
-    """Whether the Engines had SGLang's host tier."""
-    return bool(line["engine"].get("enable_hierarchical_cache"))
+    """Whether the Engines had a tier in host memory."""
+    return bool(line["engine"].get("enable_hierarchical_cache") or line["engine"].get("kv_transfer_config"))
+
+
+def vllm_tier(line: dict[str, Any]) -> int:
+    """Bytes of vLLM's tier in host memory."""
+    return int(line["engine"]["kv_transfer_config"]["kv_connector_extra_config"]["cpu_bytes_to_use"])
 
 
 def predict(runs: Sequence[Run], traces: Path, decode: float | None) -> dict[str, Predicted]:
@@ -169,22 +202,25 @@ def predict(runs: Sequence[Run], traces: Path, decode: float | None) -> dict[str
         settings["source"] = str(traces / settings["source"])
     trace = build(Workload(**settings))
     engine, pool = line["engine"], line["pool"]
-    simulator = Simulator(trace, model, Deployment(page_size=engine.get("page_size", 1)))
+    vllm = server_of(line) == "vllm"
+    page = engine["block_size"] if vllm else engine.get("page_size", 1)
+    simulator = Simulator(trace, model, Deployment(page_size=page))
+    pool -= pool % page
     clients = line["clients"]
     serving = ServingSettings(
-        concurrency=clients or engine["max_running_requests"],
+        concurrency=clients or engine["max_num_seqs" if vllm else "max_running_requests"],
         decode_seconds=statistics.median(run.seconds_per_token for run in runs) if decode is None else decode,
         load="clients" if clients else "open",
         spread_bursts=False,
     )
     found = {}
     for policy, run in {run.policy: run for run in runs}.items():
-        if run.name not in SETTINGS or run.folder:
+        if run.name not in SETTINGS[run.server] or run.folder:
             continue
         chosen = settings_of(run)
         if has_host(line):
-            host = int(engine["hicache_ratio"] * pool * simulator.token_bytes)
-            below = TiersBelow(host=host, write=engine["hicache_write_policy"])
+            host = vllm_tier(line) if vllm else int(engine["hicache_ratio"] * pool * simulator.token_bytes)
+            below = TiersBelow(host=host, write=engine.get("hicache_write_policy", "write_through"))
             outcome = simulator.tiered(chosen, pool, below, serving=serving)
             tiered = make_tiered_run(outcome, simulator, chosen, "", pool, below)
             rates = tiered.device_hit_rate, tiered.tier_hit_rate
@@ -197,7 +233,7 @@ def predict(runs: Sequence[Run], traces: Path, decode: float | None) -> dict[str
 
 def settings_of(run: Run) -> Settings:
     """Build the simulator's settings for a run's policy."""
-    return Settings(**{**SETTINGS[run.name].model_dump(exclude_unset=True), **run.settings})
+    return Settings(**{**SETTINGS[run.server][run.name].model_dump(exclude_unset=True), **run.settings})
 
 
 def show(runs: Sequence[Run], traces: Path, decode: float | None) -> None:
@@ -217,8 +253,13 @@ def show(runs: Sequence[Run], traces: Path, decode: float | None) -> None:
         f"{line['pool']:,} tokens, {100 * line['pool'] / line['distinct']:.1f} % of the "
         f"{line['distinct']:,} distinct prompt tokens.\n"
     )
-    if has_host(line):
-        engine = line["engine"]
+    engine = line["engine"]
+    if has_host(line) and runs[0].server == "vllm":
+        print(
+            f"The tier in host memory has {vllm_tier(line) / 1e9:.1f} GB, and everything is stored in it. A "
+            "policy is NAME+TIER; `vllm-lru` and `vllm-arc` are vLLM's own.\n"
+        )
+    elif has_host(line):
         print(
             f"Host memory has {engine['hicache_ratio']:g} times the pool's tokens, and is written by "
             f"`{engine['hicache_write_policy']}`; pages of {engine['page_size']}.\n"
@@ -254,19 +295,13 @@ def show(runs: Sequence[Run], traces: Path, decode: float | None) -> None:
             [compared(policy, runs, said) for policy, said in predictions.items()],
         )
     print(f"Evictions{' of one rank' if gpus else ''}.\n")
-    table(
-        [
-            "policy",
-            "evictions",
-            "tokens",
-            "victims",
-            "decision, µs",
-            "with freeing, µs",
-            "of the run, %",
-            "fallbacks",
-        ],
-        [evictions(run) for run in runs],
-    )
+    if runs[0].server == "vllm":
+        heads = ["evictions", "tokens", "victims", "decision, µs", "of the run, %", "fallbacks"]
+        heads += ["LRU stepped in", "preemptions"]
+        table(["policy", *heads], [vllm_evictions(run) for run in runs])
+    else:
+        heads = ["evictions", "tokens", "victims", "decision, µs", "with freeing, µs", "of the run, %"]
+        table(["policy", *heads, "fallbacks"], [evictions(run) for run in runs])
 
 
 def differences(runs: Sequence[Run]) -> Iterable[str]:
@@ -290,14 +325,22 @@ def command(line: dict[str, Any]) -> str:
     """Command that repeats these runs."""
     workload = line["workload"]
     arrive = f"--clients {line['clients']}" if line["clients"] else f"--rate {workload['rate']:g}"
-    extra = {key: value for key, value in line["engine"].items() if ENGINE.get(key) != value}
+    server = server_of(line)
+    defaults = SERVERS[server].defaults
+    extra = {key: value for key, value in line["engine"].items() if defaults.get(key) != value}
     engine = f" --engine '{json.dumps(extra)}'" if extra else ""
     return (
-        f"python benchmarks/gpu/replay.py --out gpu.jsonl --model {line['model']} "
+        f"python benchmarks/gpu/replay.py {'--server vllm ' * (server == 'vllm')}--out {file_of(line)} "
+        f"--model {line['model']} "
         f"--workload {workload['source']} --requests {workload['requests']} --shrink {workload['shrink']} "
         f"--outputs {workload['outputs']:g} {arrive} --pool {line['pool']}{engine} "
         f"--policies {shlex.join(line['order'])}"
     )
+
+
+def file_of(line: dict[str, Any]) -> str:
+    """Name of the file with the figures, for the commands."""
+    return "gpu_vllm.jsonl" if server_of(line) == "vllm" else "gpu.jsonl"
 
 
 def bucket(edges: tuple[int, int]) -> str:
@@ -350,6 +393,26 @@ def evictions(run: Run) -> list[str]:
     ]
 
 
+def vllm_evictions(run: Run) -> list[str]:
+    """Row of the evictions from vLLM's blocks: vLLM itself counts none, and times none."""
+    preemptions = f"{run.metric('vllm:num_preemptions_total'):.0f}"
+    failures = max(run.metric("costcache:fallbacks_total"), run.line["took_over"])
+    decided, choosing = (run.metric(f"costcache:decision_seconds_{part}") for part in ("count", "sum"))
+    if not decided:
+        return [run.label, "", "", "", "", "", f"{failures:.0f}", "", preemptions]
+    return [
+        run.label,
+        f"{run.metric('costcache:evictions_total'):,.0f}",
+        f"{run.metric('costcache:evicted_units_total'):,.0f}",
+        f"{run.metric('costcache:victims_total'):,.0f}",
+        f"{1e6 * choosing / decided:.0f}",
+        f"{100 * choosing / run.line['seconds']:.2f}",
+        f"{failures:.0f}",
+        f"{run.metric('costcache:step_ins_total'):.0f}",
+        preemptions,
+    ]
+
+
 def main() -> None:
     """Print all comparisons."""
     parser = argparse.ArgumentParser(description="Tables of measurements on a GPU.")
@@ -369,8 +432,11 @@ def main() -> None:
     first = next(iter(groups.values()))[0].line
     decode = chosen.decode_seconds
     given = "" if decode is None else f" --decode-seconds {decode:g}"
-    title = "SGLang's host tier on a GPU" if has_host(first) else "SGLang on a GPU"
-    print(f"# {title}\n\n    python benchmarks/gpu/report.py gpu.jsonl{given}\n")
+    if server_of(first) == "vllm":
+        title = "vLLM on a GPU"
+    else:
+        title = "SGLang's host tier on a GPU" if has_host(first) else "SGLang on a GPU"
+    print(f"# {title}\n\n    python benchmarks/gpu/report.py {file_of(first)}{given}\n")
     # The tables name the builds.
     versions = {name: version.partition(" (")[0] for name, version in first["packages"].items()}
     print(", ".join(f"{name} {version}" for name, version in versions.items()) + ".")

@@ -1,7 +1,7 @@
 """Runs one Engine in a separate process: it starts, warms up, and replays requests on demand.
 
-The Engine is SGLang's server without HTTP: the same scheduler, cache and model runner. A driver talks to it
-over a pipe, so that several Engines can start at once on one GPU and then take turns.
+The Engine is a server without HTTP: the same scheduler, cache and model runner. A driver talks to it over a
+pipe, so that several Engines can start at once on one GPU and then take turns.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["Job", "main"]
-
-COUNTED = ("costcache:", "sglang:evict")
-"""Prefixes of the metrics that are reported."""
+__all__ = ["Job", "Server", "main"]
 
 
 @dataclass(frozen=True)
@@ -43,27 +41,26 @@ class Job:
     clients: int | None = None
 
 
-def main(pipe: Connection, arguments: dict[str, Any], log: Path) -> None:
+def main(pipe: Connection, kind: type[Server], arguments: dict[str, Any], log: Path) -> None:
     """Run an Engine until the pipe closes.
 
     The first answer says that the Engine is up. Each job is answered with its figures, or ``{"error": ...}``.
 
     Args:
         pipe: Pipe to the driver.
-        arguments: Arguments of the Engine.
+        kind: Which server it is.
+        arguments: Arguments of the Engine, see :meth:`Server.arguments`.
         log: File for the Engine's output.
     """
     file = log.open("w")
     os.dup2(file.fileno(), sys.stdout.fileno())
     os.dup2(file.fileno(), sys.stderr.fileno())
-    metrics = log.with_suffix(".metrics")
-    metrics.mkdir()
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)  # before anything imports prometheus_client
+    server = None
     try:
         began = time.perf_counter()
-        server = Server(arguments, metrics)
+        server = kind(arguments, log)
         server.warm_up()
-        pipe.send({"seconds": round(time.perf_counter() - began, 1), "packages": packages()})
+        pipe.send({"seconds": round(time.perf_counter() - began, 1), "packages": packages(kind.packages)})
         while True:
             pipe.send(server.run(pipe.recv()))
     except EOFError:
@@ -72,19 +69,74 @@ def main(pipe: Connection, arguments: dict[str, Any], log: Path) -> None:
         traceback.print_exc()
         pipe.send({"error": traceback.format_exc(limit=-4)})
         raise
-    server.engine.shutdown()
+    finally:
+        if server is not None:
+            server.shutdown()
 
 
-class Server:
-    """An Engine, warmed up and measured."""
+class Server(ABC):
+    """An Engine, warmed up and measured.
 
-    def __init__(self, arguments: dict[str, Any], metrics: Path) -> None:
-        import sglang
+    Attributes:
+        defaults: Arguments of the Engine, unless others are given.
+        stock: Name of the server's own policy.
+        counted: Prefixes of the metrics that are reported.
+        packages: What is measured, beside costcache.
+        loop: Event loop of the Engine.
+        most: Tokens of a prompt in the warm-up, at most.
+    """
 
-        self.engine = sglang.Engine(**arguments)
-        self.loop: asyncio.AbstractEventLoop = self.engine.loop
-        self.metrics = metrics
-        self.most = int(arguments.get("max_total_tokens") or 8192) // 2
+    defaults: ClassVar[dict[str, Any]]
+    stock: ClassVar[str]
+    counted: ClassVar[tuple[str, ...]]
+    packages: ClassVar[tuple[str, ...]]
+    loop: asyncio.AbstractEventLoop
+    most: int
+
+    @abstractmethod
+    def __init__(self, arguments: dict[str, Any], log: Path) -> None:
+        """Start the Engine.
+
+        Args:
+            arguments: What :meth:`arguments` gave, and any that replace them.
+            log: File for the Engine's output; other files may be put beside it.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def arguments(
+        model: Path, pool: int, policy: str, settings: dict[str, Any], number: int, more: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Arguments of an Engine, apart from the defaults.
+
+        Args:
+            model: Folder of the model.
+            pool: Size of the pool in tokens.
+            policy: Name of the policy.
+            settings: Settings of the policy.
+            number: Number of the Engine, from 0, for what two may not share.
+            more: Arguments of the user, which come before all others.
+        """
+
+    @abstractmethod
+    async def one(self, prompt: list[int], output: int) -> dict[str, float]:
+        """Answer a request with so many tokens, and return its figures."""
+
+    @abstractmethod
+    def empty(self) -> bool:
+        """Empty the cache, which also resets the policy; False if a request still uses it."""
+
+    def from_host(self, found: dict[str, Any]) -> float:
+        """Tokens that were loaded from host memory, by the figures of a run."""
+        return sum(each.get("host", 0.0) for each in found["requests"])
+
+    @abstractmethod
+    def samples(self) -> Iterable[Any]:
+        """Prometheus's samples of the server's metrics."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Stop the Engine."""
 
     def warm_up(self) -> None:
         """Make the Engine compile kernels and reserve memory: prompts of all lengths, and many at once."""
@@ -103,17 +155,16 @@ class Server:
         self.flush()
 
     def flush(self) -> None:
-        """Empty the cache, which also resets the policy.
+        """Empty the cache.
 
         Raises:
             RuntimeError: If the Engine does not empty it.
         """
         for _ in range(20):
-            answer = self.engine.flush_cache()
-            if getattr(answer, "success", True):
+            if self.empty():
                 return
             time.sleep(0.1)  # a request that has answered may not have been released yet
-        raise RuntimeError(f"the cache could not be flushed: {answer}")
+        raise RuntimeError("the cache could not be flushed: a request still uses it")
 
     def run(self, job: Job) -> dict[str, Any]:
         """Replay a job on a warmed-up Engine with an empty cache."""
@@ -128,11 +179,9 @@ class Server:
         finally:
             gc.enable()
         after = self._counters()
-        return {
-            "seconds": seconds,
-            "requests": answers,
-            "metrics": {name: value - before.get(name, 0.0) for name, value in after.items()},
-        }
+        metrics = {name: value - before.get(name, 0.0) for name, value in after.items()}
+        found = {"seconds": seconds, "requests": answers, "metrics": metrics}
+        return {**found, "host": self.from_host(found)}
 
     def _replay(self, job: Job) -> list[dict[str, float]]:
         return self.loop.run_until_complete(self._clients(job) if job.clients else self._open(job))
@@ -144,7 +193,7 @@ class Server:
             due = job.times[number]
             await asyncio.sleep(max(0.0, due - (time.perf_counter() - began)))
             late = time.perf_counter() - began - due
-            return {**await self._one(job.prompts[number], job.outputs[number]), "late": late}
+            return {**await self.one(job.prompts[number], job.outputs[number]), "late": late}
 
         return list(await asyncio.gather(*map(at, range(len(job.prompts)))))
 
@@ -154,63 +203,31 @@ class Server:
 
         async def client() -> None:
             for number in left:
-                answers[number] = await self._one(job.prompts[number], job.outputs[number])
+                answers[number] = await self.one(job.prompts[number], job.outputs[number])
 
         await asyncio.gather(*(client() for _ in range(job.clients or 1)))
         return answers
 
-    async def _one(self, prompt: list[int], output: int) -> dict[str, float]:
-        sampling = {
-            "max_new_tokens": output,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "stream_interval": 1 << 20,  # sends the first token at once, and all others together
-        }
-        sent = time.perf_counter()
-        first = 0.0
-        seen: dict[str, Any] = {}
-        chunks: AsyncIterator[dict[str, Any]] = await self.engine.async_generate(
-            input_ids=prompt, sampling_params=sampling, stream=True
-        )
-        async for chunk in chunks:
-            first = first or time.perf_counter()
-            seen = chunk["meta_info"]
-        ended = time.perf_counter()
-        return {
-            "prompt": seen["prompt_tokens"],
-            "cached": seen["cached_tokens"],
-            "host": (seen.get("cached_tokens_details") or {}).get("host", 0),
-            "output": seen["completion_tokens"],
-            "ttft": first - sent,
-            "seconds": ended - sent,
-        }
-
     def _counters(self) -> dict[str, float]:
-        """SGLang's metrics so far, summed over ranks, by name and bucket."""
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.multiprocess import MultiProcessCollector
-
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, path=str(self.metrics))
+        """The server's metrics so far, summed over ranks, by name and bucket."""
         found: dict[str, float] = {}
-        for family in registry.collect():
-            if family.name.startswith(COUNTED):
-                for sample in family.samples:
-                    bucket = sample.labels.get("le")
-                    name = sample.name if bucket is None else f"{sample.name}<={bucket}"
-                    found[name] = found.get(name, 0.0) + sample.value
+        for sample in self.samples():
+            if sample.name.startswith(self.counted):
+                bucket = sample.labels.get("le")
+                name = sample.name if bucket is None else f"{sample.name}<={bucket}"
+                found[name] = found.get(name, 0.0) + sample.value
         return found
 
 
-def packages() -> dict[str, str]:
-    """Versions of the measured packages, costcache's build, and the GPU's name and driver."""
+def packages(names: Iterable[str]) -> dict[str, str]:
+    """Versions of the packages of these names, costcache's build, and the GPU's name and driver."""
     import subprocess
     from importlib.metadata import PackageNotFoundError, version
 
     from costcache._version import described
 
     found = {"python": sys.version.split()[0], "costcache": described()}
-    for name in ("sglang", "sglang-kernel", "torch", "triton", "transformers"):
+    for name in (*names, "torch", "triton", "transformers"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -115,6 +115,7 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
             r"that it sees leaves alone",
             "declare sees=frozenset({'nodes'}), or leave these facts out of the key",
         ),
+        (r"it prints to standard output", "leave print out, or use the module logging"),
         (r"has the lower key", "set rises = False, or call requeue(record) where a key falls"),
         (
             r"the orders of all caches|another cache changed",

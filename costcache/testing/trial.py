@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import statistics
 import time
@@ -190,11 +191,15 @@ def _told(error: BaseException, logged: str) -> str:
 
 
 def _apart(plugins: PluginManager, policy: str, model: str) -> None:
-    """Check that each cache has an order of its own, which keeps what it learns to itself."""
+    """Check that each cache has an order of its own, which keeps what it learns and does to itself."""
     one, two = (SmallServer(made_cache(ModelSpec.preset(model), 60, 1, policy, plugins)) for _ in range(2))
-    with nothing_shared(one.cache._pool._guard.order, two.cache._pool._guard.order):
+    apart = nothing_shared(one.cache._pool._guard.order, two.cache._pool._guard.order)
+    with apart, contextlib.redirect_stdout(io.StringIO()) as said:
         for step in stream(seed=5, steps=_STEPS):
             one.do(step)
+    if said.getvalue():
+        first = said.getvalue().splitlines()[0]
+        raise AssertionError(f"it prints to standard output, where commands write JSON: {first[:60]!r}")
 
 
 def _pace(plugins: PluginManager, policy: str, model: str) -> None:

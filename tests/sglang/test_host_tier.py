@@ -25,7 +25,7 @@ def test_kv_demoted_to_the_host_is_loaded_back(
     server = Server(stock_cache(shape), shape)
     prompt = list(range(320))
     for _ in range(2):  # the selective policy writes at the second use
-        server.serve(prompt, output=[5])
+        server.serve(prompt, output=[5, 6])  # of which the last is never computed
     prompt += [5, 6]  # a state of page 1 is at the end of a sequence, and a match never takes a prompt whole
     for other in range(1, 5):
         server.serve(range(10_000 * other, 10_000 * other + 300))

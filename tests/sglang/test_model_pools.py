@@ -11,6 +11,7 @@ import pytest
 from costcache.binding import Binding
 from costcache.cost import TokenCost, token_cost
 from costcache.deployment import Deployment
+from costcache.errors import SettingsError
 from costcache.model import ModelSpec
 from costcache.model.presets import PRESETS
 from costcache.plugins import get_plugins
@@ -75,7 +76,14 @@ def test_pools_equal_the_computed_bytes(name: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_pools_of_one_of_several_ranks(name: str, tp: int, tmp_path: Path) -> None:
     pools = built(name, tmp_path, tp_size=tp)
-    check(pools, priced(pools, tp=tp))
+    if (name, tp) == (
+        "falcon-h1-34b",
+        8,
+    ):  # pools can be made, but SGLang's model refuses its 20 heads on 8 ranks
+        with pytest.raises(SettingsError, match="for 20 attention heads"):
+            priced(pools, tp=tp)
+    else:
+        check(pools, priced(pools, tp=tp))
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v3.2", "gpt-oss-20b", "minimax-m3", "qwen3-8b"])
