@@ -482,7 +482,7 @@ def main() -> None:
     every = [*FILES, *GENERATED, "few-shot, then chat", "multi-turn and chat at once"]
     parser.add_argument("--quick", action="store_true", help="2,000 requests, 2 and 10 %%, four policies")
     parser.add_argument("--policies", nargs="+", default=None, metavar="NAME", help="all by default")
-    parser.add_argument("--workloads", nargs="+", default=every, metavar="NAME", help=", ".join(every))
+    parser.add_argument("--workloads", nargs="+", default=None, metavar="NAME", help=", ".join(every))
     parser.add_argument("--pools", nargs="+", type=int, default=None, metavar="PERCENT")
     parser.add_argument(
         "--starts", type=int, default=None, help=f"starts of each workload; {STARTS} by default"
@@ -494,15 +494,15 @@ def main() -> None:
         "--rows", type=Path, default=None, metavar="FILE", help="save rows, and resume from it"
     )
     options = parser.parse_args()
-    unknown = set(options.workloads) - set(every)
-    if unknown:
+    every = [each.name for each in chosen(options.held_out)]
+    wanted = options.workloads or every
+    if unknown := set(wanted) - set(every):
         parser.error(f"no workload {', '.join(sorted(unknown))}; choose from {', '.join(every)}")
     policies = options.policies or (QUICK_POLICIES if options.quick else BUILTIN)
     policies = ["lru", *(name for name in policies if name != "lru")]
     repeated = tuple(name for name in policies if name in ("lru", "hazard"))
     pools = options.pools or ((2, 10) if options.quick else POOLS)
     starts = options.starts or (1 if options.quick else STARTS)
-    names = [each.name for each in chosen(options.held_out)]
     tasks = [
         Task(
             options.held_out,
@@ -512,8 +512,8 @@ def main() -> None:
             repeated if start else tuple(policies),
             2000 if options.quick else None,
         )
-        for name in names
-        if options.held_out or name in options.workloads
+        for name in every
+        if name in wanted
         for start in range(starts)
         for pool in pools
     ]
@@ -522,7 +522,7 @@ def main() -> None:
             Task(False, "weka v6", start, pool, repeated, None)
             for start in range(starts)
             for pool in (1, 2)
-            if "weka v6" in names
+            if "weka v6" in wanted
         ]
     show(measure(tasks, options.jobs, SavedRows(options.rows)), policies, aims=not options.quick)
 
