@@ -74,13 +74,13 @@ class Below(VictimOrder):
         """Stratum of a record, and the time of its last use."""
         raise NotImplementedError
 
-    def time(self) -> tuple[int, float]:
+    def reading(self) -> tuple[int, float]:
         """Requests so far, and the time."""
         raise NotImplementedError
 
-    def used(self, record: NodeRecord) -> float:
+    def just_now(self, record: NodeRecord) -> float:
         """The time of a record's last use, which was just now: the device may not have counted it yet."""
-        return max(self.time()[1], record.last_use)
+        return max(self.reading()[1], record.last_use)
 
     def worth(self, stratum: int, age: float) -> float:
         """Worth of a stratum at an age; the lowest is evicted first."""
@@ -114,7 +114,7 @@ class Below(VictimOrder):
 
     def use(self, record: NodeRecord) -> None:
         entry: Entry = record.data
-        entry.last_use = self.used(record)
+        entry.last_use = self.just_now(record)
         self._offer(record)
 
     def unlock(self, record: NodeRecord) -> None:
@@ -173,7 +173,7 @@ class Below(VictimOrder):
             self._sweep()
 
     def _worth_of(self, entry: Entry) -> float:
-        return self.worth(entry.stratum, max(0.0, self.time()[1] - entry.last_use))
+        return self.worth(entry.stratum, max(0.0, self.reading()[1] - entry.last_use))
 
     # -- victims -----------------------------------------------------------------------------
 
@@ -181,8 +181,8 @@ class Below(VictimOrder):
         if self._named is not None:
             self._unqueue(self._named)  # it was not taken
             self._named = None
-        if self._ranked_at != self.time()[0]:
-            self._ranked_at = self.time()[0]
+        if self._ranked_at != self.reading()[0]:
+            self._ranked_at = self.reading()[0]
             self._rank()
         ranked = self._ranked
         while ranked:
@@ -270,7 +270,7 @@ class BelowHazard(Below):
                     piece = trimmed
             group, last_use = learner.group_of(piece), piece.last_use
         else:
-            group, last_use = self._group_above(record), self.used(record)
+            group, last_use = self._group_above(record), self.just_now(record)
         if depths.count == 1:
             return group, last_use
         return group * depths.count + depths.of(record.depth + record.tokens // 2), last_use
@@ -287,11 +287,11 @@ class BelowHazard(Below):
             above = above.parent
         return self.upper.learner.classes.open
 
-    def time(self) -> tuple[int, float]:
+    def reading(self) -> tuple[int, float]:
         intake = self.upper.intake
         return intake.requests, intake.now
 
-    def used(self, record: NodeRecord) -> float:
+    def just_now(self, record: NodeRecord) -> float:
         intake = self.upper.intake  # whose pace is a clock of its own, once it has one
         return intake.now if intake.pace is not None else max(intake.now, record.last_use)
 
@@ -327,7 +327,7 @@ class BelowHazardStates(Below):
             return _UNKNOWN, record.last_use
         return life.group << _LENGTHS | min(record.end.bit_length(), (1 << _LENGTHS) - 1), life.last_use
 
-    def time(self) -> tuple[int, float]:
+    def reading(self) -> tuple[int, float]:
         return self.upper.requests, self.upper.learner.now
 
     def worth(self, stratum: int, age: float) -> float:
