@@ -63,6 +63,7 @@ class Down:
         self._writing = writing
         self._in_flight = in_flight
         self._arrived = arrived
+        self._renewed = (0, 0)  # the node that was renewed last, and its uses
         # A policy that writes ahead of need leaves all to evictions, which the device then makes in time.
         self._copies = writing.name != "write_back" and not writing.ahead
         self.demotes = writing.name in {"write_back", "by_cost"}
@@ -80,8 +81,11 @@ class Down:
     def demote(self, node: Node) -> None:
         """A node, its last tokens or its ending are about to be evicted: copy them if that is worth it."""
         source = self._source
-        if not self.demotes or node.parent is None or not source.ends(node):
+        if node.parent is None or not source.ends(node):
             return  # nothing could resume from it
+        if not self.demotes:
+            self._renew(node)
+            return
         place = place_of(node)
         at, start = self._reach(place)
         if start >= node.end and not self._lacks_ending(node, at):
@@ -93,6 +97,16 @@ class Down:
             self._facts.lost(self._target, move)
             return
         self._copy(node, place, min(start, node.end), pinned=False)
+
+    def _renew(self, node: Node) -> None:
+        """Tell the slower tier what is known of a node that is evicted, if it has any of it.
+
+        Once for a leaf that is trimmed page by page, since it takes a walk.
+        """
+        target, now = self._target, (node.serial, node.uses)
+        if target.shares and now != self._renewed:
+            self._renewed = now
+            target.renew(target.find(place_of(node)), node)
 
     def has(self, node: Node) -> bool:
         """Whether all of a node is in the slower tier or on its way: its eviction would copy nothing."""

@@ -163,10 +163,14 @@ class LowerTier(Tier):
 
     # -- forecast ----------------------------------------------------------------------------
 
+    @property
+    def shares(self) -> bool:
+        """Whether the tier's order shares what the device's has learned."""
+        return self._shared is not None and self._shared.made_by is not None
+
     def forecaster(self, device: Pool) -> Pool:
         """See :class:`Tier`: the tier's own pool, if its order shares the device's forecast."""
-        shared, pool = self._shared, self.pool
-        return pool if shared is not None and shared.made_by is not None and pool.order.forecasts else device
+        return self.pool if self.shares and self.pool.order.forecasts else device
 
     def follow(self) -> None:
         """Rank by the order that is in force on the device by now, if the tier's was made by another one."""
