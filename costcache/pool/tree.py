@@ -199,8 +199,9 @@ class RecordTree(PinnableRecords):
     def inherit(self, record: NodeRecord, history: NodeRecord) -> None:
         """What an order knows of a record on another tier holds of this one: see :meth:`insert`.
 
-        Also for a record that is in the pool, whose copy on the faster tier is about to be evicted; and for
-        one that is never inserted, but stands for the other one, as its history, once that has been evicted.
+        Also for a record that is in the pool, whose copy on the faster tier is about to be evicted; for one
+        that is about to be inserted, of tokens after the other's; and for one that is never inserted, but
+        stands for the other one, as its history, once that has been evicted.
         """
         handler = self._inherit
         if handler is not None:
