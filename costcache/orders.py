@@ -127,10 +127,12 @@ class VictimOrder:
             self.insert(record)
 
     def inherit(self, record: NodeRecord, history: NodeRecord) -> None:
-        """A node that is about to be inserted has the history of another record, of the same tokens.
+        """A node has the history of another record, of the same tokens.
 
         That one is in another pool, or just leaving it: an order for a slower tier (see :meth:`below`) may
-        read what the upper order keeps in ``history.data``.
+        read what the upper order keeps in ``history.data``. The node is about to be inserted, as a rule. One
+        that the order has already is a copy on a slower tier, and the other record is that of the device,
+        which is about to evict it again.
         """
 
     def over_tier(self) -> None:
@@ -143,7 +145,8 @@ class VictimOrder:
         """Make an order for a slower tier that shares what this one has learned.
 
         Args:
-            pool: The pool of that tier, which holds copies of what this order ranks.
+            pool: The pool of that tier, which holds copies of what this order ranks. An order that remembers
+                what was evicted remembers as much more as that holds.
 
         Returns:
             The order; None if there is none, and that tier gets one of the policy that learns by itself.

@@ -32,13 +32,14 @@ def serve(layout: str, write: str, policy: str, steps: int, folder: Path, *, res
     chance = random.Random(ranks.rank + 1)  # of this rank's delays alone
     stream, prompts = random.Random(7), Prompts(11)
     store = MemoryStore()
-    digest, evictions = hashlib.blake2b(digest_size=16), 0
+    digest, evictions, ahead = hashlib.blake2b(digest_size=16), 0, 0
 
     def make() -> Server:
         server = Server(
             layout,
             write=write,
             policy=policy,
+            slots=160 if write == "by_cost" else 64,  # of which a tenth has room for more than a page
             host=64 if layout == "hybrid" else 48,
             disk=160,
             path=folder,
@@ -51,6 +52,17 @@ def serve(layout: str, write: str, policy: str, steps: int, folder: Path, *, res
             line.copies.before = lambda _: time.sleep(chance.choice((0.0, 0.0, 0.0005, 0.002)))
         mover = server.tiers._mover
         assert mover is not None
+
+        make_ahead = mover.make_ahead
+
+        def counted() -> int:
+            nonlocal ahead
+            made = make_ahead()
+            ahead += made
+            digest.update(f"ahead {made};".encode())
+            return made
+
+        setattr(mover, "make_ahead", counted)  # noqa: B010 # a method, to the type checker
 
         def victim(tier: str, node: Any) -> None:
             nonlocal evictions
@@ -94,6 +106,8 @@ def serve(layout: str, write: str, policy: str, steps: int, folder: Path, *, res
     facts = {
         "digest": digest.hexdigest(),
         "evictions": evictions,
+        "ahead": ahead,
+        "fallbacks": [tier.pool.fallbacks for tier in tiers_of(server)],
         "served": served,
         "found": found,
         "checked": server.checked,
@@ -101,6 +115,12 @@ def serve(layout: str, write: str, policy: str, steps: int, folder: Path, *, res
     }
     server.tiers.close()
     return facts
+
+
+def tiers_of(server: Server) -> list[Any]:
+    """All tiers of a server."""
+    mover = server.tiers._mover
+    return [] if mover is None else [tier for tier in (mover.device, mover.host, mover.disk) if tier]
 
 
 def _both(first: Any, second: Any) -> Any:

@@ -22,7 +22,7 @@ class Ghosts(Generic[M]):
         tokens: Tokens of all remembered nodes.
     """
 
-    __slots__ = ("_dropped", "_memories", "_most", "_room", "tokens")
+    __slots__ = ("_dropped", "_memories", "_most", "_room", "_slack", "tokens")
 
     def __init__(
         self, room: float, dropped: Callable[[M], object] | None = None, *, slack: float = 0.0
@@ -35,13 +35,19 @@ class Ghosts(Generic[M]):
             slack: Share of ``room`` by which it may be exceeded until :meth:`fit` is called.
         """
         self._memories: OrderedDict[int, tuple[M, int]] = OrderedDict()
-        self._room = room
-        self._most = room * (1.0 + slack)
+        self._room = 0.0
+        self._slack = slack
+        self.widen(room)
         self._dropped = dropped
         self.tokens = 0
 
     def __len__(self) -> int:
         return len(self._memories)
+
+    def widen(self, room: float) -> None:
+        """Give it room for so many more tokens."""
+        self._room += room
+        self._most = self._room * (1.0 + self._slack)
 
     def keep(self, name: int | None, tokens: int, memory: M) -> None:
         """Remember an evicted node of ``tokens`` tokens; one without a name is not remembered."""

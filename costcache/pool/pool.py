@@ -12,9 +12,11 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final, SupportsIndex
 
+from costcache.errors import PluginError
 from costcache.eviction import Eviction, Refused, class_of_uses
 from costcache.guard import HookGuard
 from costcache.orders import VictimOrder
+from costcache.policies.keyed import LRU
 from costcache.pool.ranked import checked_chance
 from costcache.pool.tree import RecordTree
 from costcache.records import Action, Clock, NodeRecord, PoolState, RequestRecord, Victim, tuple_maker
@@ -271,6 +273,45 @@ class Pool(RecordTree):
         except BaseException as error:
             book._failed("ghost_chance", error)
             return None
+
+    # -- slower tiers ------------------------------------------------------------------------
+
+    def order_below(self, pool: PoolState) -> tuple[str, VictimOrder] | None:
+        """Make an order for a slower tier that shares what this pool's order has learned.
+
+        Args:
+            pool: The pool of that tier.
+
+        Returns:
+            The policy's name and the order; LRU if the order of this pool was dropped for it. None if the
+            policy has no such order, and that tier needs one of its own.
+        """
+        guard = self.book._guard
+        if guard.fallbacks:
+            return "lru", LRU()
+        order: Any = guard.order
+        try:
+            below = order.below(pool)
+            if below is not None and not isinstance(below, VictimOrder):
+                raise PluginError(f"below returned {below!r}: return a VictimOrder or None")
+        except BaseException as error:
+            self.book._failed("below", error)
+            return "lru", LRU()
+        return None if below is None else (guard.name, below)
+
+    def rank_anew(self) -> None:
+        """Start the policy afresh with the records that are here.
+
+        For a slower tier whose order was made by another pool's (:meth:`order_below`) that is no longer in
+        force: what it shared is gone.
+        """
+        self._dropped += self._guard.fallbacks
+        self._start()
+        order: Any = self._guard.order
+        try:
+            order.load(self.records())
+        except BaseException as error:
+            self._failed("load", error)
 
     # -- evictions ---------------------------------------------------------------------------
 

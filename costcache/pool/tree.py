@@ -186,12 +186,7 @@ class RecordTree(PinnableRecords):
         else:
             record.inherit(history)
             record.priority = max(priority, history.priority)
-            inherit = self._inherit
-            if inherit is not None:
-                try:
-                    inherit(record, history)
-                except BaseException as error:
-                    self._failed("inherit", error)
+            self.inherit(record, history)
         if request is not None and not self.lower_tier:
             self._reach(request, record)
         handler = self._insert
@@ -200,6 +195,20 @@ class RecordTree(PinnableRecords):
                 handler(record)
             except BaseException as error:
                 self._failed("insert", error)
+
+    def inherit(self, record: NodeRecord, history: NodeRecord) -> None:
+        """What an order knows of a record on another tier holds of this one: see :meth:`insert`.
+
+        Also for a record that is in the pool, whose copy on the faster tier is about to be evicted; for one
+        that is about to be inserted, of tokens after the other's; and for one that is never inserted, but
+        stands for the other one, as its history, once that has been evicted.
+        """
+        handler = self._inherit
+        if handler is not None:
+            try:
+                handler(record, history)
+            except BaseException as error:
+                self._failed("inherit", error)
 
     def split(
         self, prefix: NodeRecord, tail: NodeRecord, *, locked: bool | None = None, flat: bool = False

@@ -419,11 +419,12 @@ class PrefixCache:
         self._slots.release(as_int64(slots, "slots"))
         self._reserve()
 
-    def evict(self, num_tokens: int) -> Eviction:
+    def evict(self, num_tokens: int, *, watermark: bool = True) -> Eviction:
         """Free at least ``num_tokens`` tokens, or all that is evictable if that is less.
 
         Args:
             num_tokens: The shortfall, in tokens. The free target may add headroom.
+            watermark: False to add none.
 
         Returns:
             The victims and the reasons; ``slots`` has the freed slots, which are free from now on.
@@ -436,7 +437,7 @@ class PrefixCache:
             raise _at_work("evict")
         self._busy = True  # see exclusive()
         try:
-            eviction = self._pool.evict(as_count(num_tokens, "num_tokens"))
+            eviction = self._pool.evict(as_count(num_tokens, "num_tokens"), watermark=watermark)
             eviction.slots = self._out(self._collect())
             return eviction
         finally:

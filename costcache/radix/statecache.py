@@ -257,14 +257,18 @@ class StateCache(PrefixCache):
         self._reserve()
         return None if slots is None else self._out(slots)
 
-    def evict(self, num_tokens: int) -> Eviction:
+    def evict(self, num_tokens: int, *, watermark: bool = True) -> Eviction:
         """Free room for ``num_tokens`` tokens, or all that is evictable if that is less.
+
+        Args:
+            num_tokens: As in :meth:`RadixCache.evict`.
+            watermark: Likewise.
 
         Returns:
             As :meth:`RadixCache.evict`; counts are bytes where KV and states share one pool.
         """
         num_tokens = as_count(num_tokens, "num_tokens")
-        return super().evict(num_tokens * self._pool.token_units)
+        return super().evict(num_tokens * self._pool.token_units, watermark=watermark)
 
     @exclusive
     def evict_states(self, states: int) -> Eviction:

@@ -104,10 +104,9 @@ class Pools:
 
     def _make_order(self, name: str, pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
         if name in _SHARED:
-            upper = self.by_name[_SHARED[name]]
-            order = upper.order.below(pools[0])
-            if order is not None:
-                return upper.policy, order
+            made = self.by_name[_SHARED[name]].order_below(pools[0])
+            if made is not None:
+                return made
             if name == "host_state" and self.ranks_states:
                 return "lru", LRU()  # the policy ranks states by the KV that they are with
         if name in ("swa", "host_swa"):

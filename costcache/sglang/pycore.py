@@ -179,7 +179,7 @@ class CostTreeCore(LeafTaking, HostedLeaves):
             drop_record(self.kv, record)
 
     def to_host(self, node: CostNode, end: int, history: NodeRecord | None) -> None:
-        tokens = len(node.key)
+        tokens, above = len(node.key), node.parent
         # Locked until it is a leaf of the host tier.
         node.host = add_record(
             self.pools.by_name["host"],
@@ -188,6 +188,7 @@ class CostTreeCore(LeafTaking, HostedLeaves):
             end - tokens,
             priority=node.priority,
             history=history,
+            after=above.kv or above.host,
             locks=1,
         )
 

@@ -77,6 +77,7 @@ def add_record(
     *,
     priority: int = 0,
     history: NodeRecord | None = None,
+    after: NodeRecord | None = None,
     locks: int = 0,
 ) -> PoolRecord:
     """Report a new node to a pool, on behalf of the current request.
@@ -89,9 +90,13 @@ def add_record(
         parent: Record of the parent node; the pool's root by default.
         priority: See :meth:`costcache.pool.Pool.insert`, as for the others.
         history: Likewise.
+        after: Record of the node before it, of which an order may take over what it knows if there is no
+            history: in a flat pool it does not see what a node follows.
         locks: Likewise.
     """
     record = PoolRecord(parent, tokens, depth, node)
+    if after is not None and history is None:
+        pool.inherit(record, after)
     pool.insert(record, pool.request, priority=priority, history=history, locks=locks)
     return record
 

@@ -147,7 +147,7 @@ class TieredCache:
         binding = tree.binding
         layout = buffers.layout()
         ratio = (tree.window_capacity or 0) / cache.pool_size if isinstance(tree, WindowTree) else 0.0
-        lower = LowerBinding.under(binding, cache.clock, layout, ratio)
+        lower = LowerBinding.under(binding, tree.pool, layout, ratio)
         deployment = binding.cost.deployment
         store = None
         if chosen.disk and chosen.path is not None:
@@ -163,6 +163,8 @@ class TieredCache:
             logger.warning("the host tier is off: %s", error)
         (has_host,) = self._ranks.least([int(host is not None)])
         if host is None or not has_host:
+            if lower.device is not None:
+                tree.pool.reset()  # its order has heard of a tier that is not there
             return  # without host memory there is nothing to copy through
         device = buffers.tokens.device
         on_device = device if device.type == "cuda" else None
@@ -187,6 +189,7 @@ class TieredCache:
             self._ranks,
         )
         tree.pool.over_tier()
+        mover.follow()
         cache.before_eviction(lambda node, _: mover.demote(node))
         if isinstance(tree, StateTree):
             tree.on_tombstone = mover.demote
@@ -378,7 +381,7 @@ class TieredCache:
 
         What is evicted for them is copied down first, if the policy of writing does that.
         """
-        return self.device.allocate(tokens)
+        return self._device.allocate(tokens)
 
     @exclusive
     def release(self, slots: Any) -> None:
@@ -435,8 +438,15 @@ class TieredCache:
 
     @exclusive
     def step(self) -> int:
-        """Take over the copies that every rank has finished; returns how many. Call it once per step."""
-        return 0 if self._mover is None else self._mover.step()
+        """Take over the copies that every rank has finished; returns how many. Call it once per step.
+
+        Where the policy of writing works ahead of need, room for the next request is made here.
+        """
+        if self._mover is None:
+            return 0
+        taken = self._mover.step()
+        self._mover.make_ahead()
+        return taken
 
     @exclusive
     def wait(self, load: Load) -> None:
@@ -473,6 +483,8 @@ class TieredCache:
         self.device.reset(force=force)
         if self._device.windows is not None:
             self._device.windows.forget_cached()
+        if self._mover is not None:
+            self._mover.follow()
 
     @exclusive
     def close(self) -> None:

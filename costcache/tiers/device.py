@@ -30,6 +30,7 @@ class DeviceTier(Tier):
     Attributes:
         cache: The cache.
         buffers: The memory.
+        largest: Tokens of the largest allocation since it was last set to 0.
     """
 
     def __init__(self, cache: RadixCache | StateCache, buffers: Buffers) -> None:
@@ -37,9 +38,16 @@ class DeviceTier(Tier):
         super().__init__("device", tree)
         self.cache: Any = cache
         self.buffers = buffers
+        self.largest = 0
         if isinstance(tree, WindowTree):
             self.windows = WindowRows(cache.pool_size, tree.window_capacity or 0, cache.page_size)
             tree.on_free_window = self.windows.free
+
+    def allocate(self, tokens: int) -> Any:
+        """Reserve slots, as the cache does."""
+        slots = self.cache.allocate(tokens)
+        self.largest = max(self.largest, tokens)
+        return slots
 
     # -- windows of running requests ---------------------------------------------------------
 
@@ -164,7 +172,7 @@ class DeviceTier(Tier):
         self.tree.pin(at)
         tokens = len(place.key) // self.tree.page_bytes * self.page_size - start
         ending = self._allocate_rows(rows)
-        slots = None if ending is None else self.cache.allocate(tokens)
+        slots = None if ending is None else self.allocate(tokens)
         if ending is None or slots is None:
             self.tree.unpin(at)
             if ending is not None:

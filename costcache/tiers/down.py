@@ -63,7 +63,9 @@ class Down:
         self._writing = writing
         self._in_flight = in_flight
         self._arrived = arrived
-        self._copies = writing.name != "write_back"
+        self._renewed = (0, 0)  # the node that was renewed last, and its uses
+        # A policy that writes ahead of need leaves all to evictions, which the device then makes in time.
+        self._copies = writing.name != "write_back" and not writing.ahead
         self.demotes = writing.name in {"write_back", "by_cost"}
 
     def copy(self, node: Node) -> None:
@@ -79,11 +81,15 @@ class Down:
     def demote(self, node: Node) -> None:
         """A node, its last tokens or its ending are about to be evicted: copy them if that is worth it."""
         source = self._source
-        if not self.demotes or node.parent is None or not source.ends(node):
+        if node.parent is None or not source.ends(node):
             return  # nothing could resume from it
+        if not self.demotes:
+            self._renew(node)
+            return
         place = place_of(node)
         at, start = self._reach(place)
         if start >= node.end and not self._lacks_ending(node, at):
+            self._target.renew(at, node)
             return
         move = self._facts.of(source, node, min(max(node.depth, start), node.end), self._target, self._lines)
         if not self._writing.demotes(move):
@@ -91,6 +97,21 @@ class Down:
             self._facts.lost(self._target, move)
             return
         self._copy(node, place, min(start, node.end), pinned=False)
+
+    def _renew(self, node: Node) -> None:
+        """Tell the slower tier what is known of a node that is evicted, if it has any of it.
+
+        Once for a leaf that is trimmed page by page, since it takes a walk.
+        """
+        target, now = self._target, (node.serial, node.uses)
+        if target.shares and now != self._renewed:
+            self._renewed = now
+            target.renew(target.find(place_of(node)), node)
+
+    def has(self, node: Node) -> bool:
+        """Whether all of a node is in the slower tier or on its way: its eviction would copy nothing."""
+        at, start = self._reach(place_of(node))
+        return start >= node.end and not self._lacks_ending(node, at)
 
     def _reach(self, place: Place) -> tuple[Node, int]:
         """The node at the end of a prefix in the slower tier, and the tokens there or on their way."""
@@ -134,6 +155,7 @@ class Down:
             counters.skipped += tokens
             return
         what = Source(source.buffers, source.slots_of(node)[start : node.end], ending, at_once=not pinned)
+        history = node if pinned else target.remember(node)
         if pinned:
             source.tree.pin(node)
         line.writes.append(place)
@@ -143,7 +165,7 @@ class Down:
             line.writes.remove(place)
             if pinned:
                 source.tree.unpin(node)
-            added, kept = landing.settle(done, node)
+            added, kept = landing.settle(done, history)
             if done * target.page_size < tokens:
                 counters.lost += tokens - kept
             if added is None:

@@ -53,15 +53,16 @@ class Facts:
             above = node.parent
             first = 0 if above is None else source.usable(above).end
         missing = target.missing_bytes(tokens, rows)
+        knows = source.forecaster(self._pool)
         return Move(
             tokens=tokens,
             size=size,
             uses=node.uses,
             recompute=self.cost.recompute_seconds(min(first, start), node.end),
             reload=sum(line.link.seconds(size, 0.0) for line in lines),
-            chance=self._pool.reuse_chance(node),
+            chance=knows.reuse_chance(node),
             write=size / lines[0].link.bytes_per_second,
-            displaced=self._prices[target.name].displaced(missing, self._pool.order),
+            displaced=self._prices[target.name].displaced(missing, knows.order),
         )
 
     def lost(self, tier: LowerTier, move: Move) -> None:

@@ -14,14 +14,16 @@ from costcache.radix.states import StateTree
 from costcache.radix.tree import RadixTree
 from costcache.radix.windows import WindowTree
 from costcache.records import Clock, RequestInfo, RequestRecord
+from costcache.tiers.shared import SharedForecast
 from costcache.tiers.tier import Place, Tier
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from costcache.orders import VictimOrder
     from costcache.pool import Pool
-    from costcache.records import Asker
+    from costcache.records import Asker, PoolState
     from costcache.tiers.layout import Layout
     from costcache.tiers.tier import Source
 
@@ -58,14 +60,27 @@ class LowerBinding(Binding):
     Attributes:
         clock: The device pool's clock.
         window_ratio: Tokens with window KV for each token, where windows are evicted apart; 0 elsewhere.
+        device: The device's pool; None if no order is shared with it.
+        shared: The forecast that a tier's order shares with the device's; None if it has one of its own.
     """
 
     clock: Clock = field(default_factory=Clock)
     window_ratio: float = 0.0
+    device: Pool | None = None
+    shared: SharedForecast | None = None
 
     @classmethod
-    def under(cls, binding: Binding, clock: Clock, layout: Layout, window_ratio: float) -> LowerBinding:
-        """The binding of a tier below the one that ``binding`` is of; costs are those of the layout."""
+    def under(cls, binding: Binding, device: Pool, layout: Layout, window_ratio: float) -> LowerBinding:
+        """The binding of a tier below the device; costs are those of the layout.
+
+        Where a state or a window is evicted apart from the KV before it, each tier's order learns by itself.
+
+        Args:
+            binding: The binding of the device.
+            device: The pool of its tokens.
+            layout: The layout of the memory.
+            window_ratio: See the attribute.
+        """
         token = binding.cost.token.model_copy(
             update={
                 "kv_bytes": layout.token_bytes,
@@ -75,7 +90,18 @@ class LowerBinding(Binding):
         )
         values = {f.name: getattr(binding, f.name) for f in dataclasses.fields(binding)}
         values["cost"] = binding.cost.model_copy(update={"token": token})
-        return cls(**values, clock=clock, window_ratio=window_ratio)
+        shares = not layout.state_bytes and not window_ratio
+        return cls(
+            **values,
+            clock=device.clock,
+            window_ratio=window_ratio,
+            device=device if shares else None,
+        )
+
+    def make_order(self, pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
+        """Make an order that shares the device's forecast, or one of the policy that learns by itself."""
+        made = None if self.shared is None else self.shared.make(pools[0])
+        return super().make_order(pools) if made is None else made
 
     def pool(self, name: str, take: Any, **options: Any) -> Pool:
         """Make a pool of the tier: without headroom, since whoever adds to it asks for room first."""
@@ -97,7 +123,10 @@ class LowerBinding(Binding):
         if token.state_bytes:
             return StateTree(self, int(memory * token.kv_bytes / size), state_share=state_share)
         if not self.window_ratio:
-            return RadixTree(self, int(memory // size))
+            own = self
+            if self.device is not None:
+                own = dataclasses.replace(self, shared=SharedForecast(self.device))
+            return RadixTree(own, int(memory // size))
         window = token.swa_bytes + overhead
         tokens = int(memory // (size + self.window_ratio * window))
         tree = WindowTree(self, tokens, window_capacity=max(int(tokens * self.window_ratio), self.page_size))
@@ -121,6 +150,8 @@ class LowerTier(Tier):
     def __init__(self, name: str, binding: LowerBinding, tree: RadixTree) -> None:
         super().__init__(name, tree)
         self.binding = binding
+        own = tree.binding
+        self._shared = own.shared if isinstance(own, LowerBinding) else None
         self.leaving: Callable[[Node], object] | None = None
         self._requests: dict[Hashable, RequestRecord] = {}
         tree.on_remove = self._node_leaves
@@ -129,6 +160,43 @@ class LowerTier(Tier):
             tree.on_tombstone = self._ending_leaves
         elif isinstance(tree, WindowTree):
             tree.on_window_leaves = self._ending_leaves
+
+    # -- forecast ----------------------------------------------------------------------------
+
+    @property
+    def shares(self) -> bool:
+        """Whether the tier's order shares what the device's has learned."""
+        return self._shared is not None and self._shared.made_by is not None
+
+    def forecaster(self, device: Pool) -> Pool:
+        """See :class:`Tier`: the tier's own pool, if its order shares the device's forecast."""
+        return self.pool if self.shares and self.pool.order.forecasts else device
+
+    def follow(self) -> None:
+        """Rank by the order that is in force on the device by now, if the tier's was made by another one."""
+        if self._shared is not None and self._shared.is_gone:
+            self.pool.rank_anew()
+
+    def remember(self, node: Node) -> Node:
+        """The history of a node of the tier above, which is about to be evicted there.
+
+        Its copy arrives here later, when the order above has let its record go.
+        """
+        past = Node(None, node.tokens, node.depth, b"", bytearray(), None)
+        past.inherit(node)
+        self.pool.inherit(past, node)
+        return past
+
+    def renew(self, at: Node, above: Node) -> None:
+        """A node of the tier above is about to be evicted there, and is here: take over what is known of it.
+
+        Args:
+            at: The node here at the end of its prefix.
+            above: The node of the tier above.
+        """
+        while at.parent is not None and at.end > above.depth:
+            self.pool.inherit(at, above)
+            at = at.parent
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -176,6 +244,7 @@ class LowerTier(Tier):
 
     def room(self, keep: Node, tokens: int, rows: int) -> tuple[int, int]:
         """Make room below a node for more tokens and rows of an ending; returns how many of both fit."""
+        self.follow()
         tree = self.tree
         if isinstance(tree, StateTree):
             return tree.make_room((keep,), tokens, rows)

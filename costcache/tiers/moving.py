@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from costcache.tiers.ahead import Ahead
 from costcache.tiers.counters import TierCounters
 from costcache.tiers.down import Down
 from costcache.tiers.facts import Facts
@@ -70,6 +71,9 @@ class Mover:
             device, host, lines[:1], counters["host"], facts, writing, in_flight, self.copy_to_disk
         )
         host.leaving = self._leaves_host
+        self._ahead: Ahead | None = None
+        if writing.ahead and device.pool.unit == "tokens":
+            self._ahead = Ahead(device, self._to_host)
         self._up = Up(device, host, disk, lines, counters, facts, writing, ranks)
         self.demote = self._to_host.demote
         self.copy_down = self._to_host.copy
@@ -94,6 +98,16 @@ class Mover:
             self._facts.lost(disk, self._facts.of(disk, node, node.depth, disk, self.lines[::-1]))
 
     # -- time --------------------------------------------------------------------------------
+
+    def make_ahead(self) -> int:
+        """Make room on the device ahead of need, if the policy of writing does that; returns the tokens."""
+        return 0 if self._ahead is None else self._ahead.make()
+
+    def follow(self) -> None:
+        """Let each tier rank by the order that is in force on the device by now."""
+        self.host.follow()
+        if self.disk is not None:
+            self.disk.follow()
 
     def step(self) -> int:
         """Collect the copies that every rank has finished; returns how many."""

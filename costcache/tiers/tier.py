@@ -84,6 +84,10 @@ class Tier:
         """The pool of the tier's tokens."""
         return self.tree.pool
 
+    def forecaster(self, device: Pool) -> Pool:
+        """The pool whose order forecasts for the nodes of this tier, given that of the device."""
+        return device
+
     def find(self, place: Place) -> Node:
         """The node at the end of the longest part of a prefix that is here; nothing is used."""
         tree = self.tree

@@ -34,8 +34,8 @@ class Tiers(RuleBasedStateMachine):
         layout=st.sampled_from(sorted(LAYERS)),
         write=st.sampled_from(sorted(WRITINGS)),
         policy=st.integers(0, 7),
-        slots=st.sampled_from([24, 32, 64]),
-        host=st.sampled_from([16, 32, 96]),
+        slots=st.sampled_from([24, 32, 64, 160]),
+        host=st.sampled_from([16, 32, 96, 300]),
         disk=st.sampled_from([0, 24, 64, 400]),
         in_flight=st.sampled_from([1 << 12, 1 << 30]),
         merge_from=st.sampled_from([1, 64]),
@@ -133,6 +133,12 @@ class Tiers(RuleBasedStateMachine):
         if mover.disk is not None and not self.faulty:
             assert _known(mover.disk) == set(self.store.values)
 
+    @rule()
+    def reset(self) -> None:
+        self.server.tiers.drain()
+        if not self.server.cache.stats().protected:
+            self.server.tiers.reset()
+
     # -- faults ------------------------------------------------------------------------------
 
     @rule(full=st.sampled_from([None, "no room", OSError(errno.ENOSPC, "no space left")]))
@@ -219,6 +225,25 @@ class Tiers(RuleBasedStateMachine):
                     assert tier.windows.used == pool.used + pool.reserved
         if mover.disk is not None:
             assert mover.disk.pool.cached == sum(n.tokens for n in mover.disk.tree.walk())
+
+    @invariant()
+    def every_order_is_in_force(self) -> None:
+        if not hasattr(self, "server"):
+            return
+        mover = self.server.tiers._mover
+        assert mover is not None
+        for tier in (mover.device, mover.host, mover.disk):
+            if tier is not None:
+                assert not tier.pool.fallbacks
+                windows = getattr(tier.tree, "windows", None)
+                assert windows is None or not windows.fallbacks
+
+    @invariant()
+    def room_ahead_is_bounded(self) -> None:
+        if hasattr(self, "server") and self.server.tiers._mover is not None:
+            ahead = self.server.tiers._mover._ahead
+            assert (ahead is None) == (self.made["write"] != "by_cost")
+            assert ahead is None or ahead.room <= self.server.cache.pool_size // 10
 
     @invariant()
     def every_byte_is_right(self) -> None:

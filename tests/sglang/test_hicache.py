@@ -301,6 +301,9 @@ def test_what_the_device_learned_ranks_the_host() -> None:
     device, host = (server.cache.pools.by_name[name].order for name in ("kv", "host"))
     assert isinstance(host, BelowHazard)
     assert host.upper is device
+    capacities = [server.cache.pools.by_name[name].state().capacity for name in ("kv", "host")]
+    assert capacities[1] > 0
+    assert device.intake.ghosts._room == 6.0 * sum(capacities), "what the host holds is remembered"
     rng = random.Random(3)
     for step in range(120):
         hot = rng.random() < 0.5

@@ -70,6 +70,24 @@ def test_what_both_tiers_dropped_is_read_from_disk(
         assert entry.host_pool.available_size() >= free[name]
 
 
+def test_what_is_read_from_disk_has_the_class_that_the_node_before_it_tells(
+    made: list[Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without one it would rank as what a running request has just made, and be evicted first."""
+    server = make(made, monkeypatch, tmp_path, "mha")
+    prompt = list(range(640))
+    server.serve(prompt, output=[5])
+    server.settle()
+    drop_all(server)
+    server.serve(prompt[:320], output=[5])
+    server.serve(prompt[:320], output=[5])
+    server.settle()
+    pools = server.cache.pools.by_name
+    assert server.prefetch([*prompt, 6]) > 0
+    (read,) = [record for record in pools["host"].live.values() if record.depth >= 320]
+    assert read.data.stratum != pools["kv"].order.learner.classes.open
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_pressure_on_three_tiers(
     kind: Kind, made: list[Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -185,10 +185,13 @@ def test_the_device_above_a_tier_weighs_all_tokens_alike_also_after_a_reset() ->
     layout = Layout.of(model("mha"), Deployment())
     cache = RadixCache(spec, 64, policy="hazard", policy_settings={"objective": "flops"})
 
-    def depths(cache: RadixCache) -> int:
+    def order_of(cache: RadixCache) -> Hazard:
         order = cache._tree.pool.order
         assert isinstance(order, Hazard)
-        return order.learner.depths.count
+        return order
+
+    def depths(cache: RadixCache) -> int:
+        return order_of(cache).learner.depths.count
 
     assert depths(cache) > 1
     cache.insert([1, 2, 3], cache.allocate(3))  # used, and empty again
@@ -201,7 +204,8 @@ def test_the_device_above_a_tier_weighs_all_tokens_alike_also_after_a_reset() ->
         assert depths(cache) == 1
         assert tiers._mover is not None
         host: Any = tiers._mover.host.pool.order
-        assert host.learner.depths.count > 1
+        assert host.upper is order_of(cache)
+        assert host.upper.depths.count > 1
 
 
 def test_what_would_exceed_the_bytes_in_flight_is_not_copied() -> None:

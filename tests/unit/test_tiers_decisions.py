@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,11 +20,16 @@ from costcache import (
     RequestInfo,
 )
 from costcache.errors import SettingsError
+from costcache.guard import HookGuard
 from costcache.orders import VictimOrder
 from costcache.policies.hazard import Hazard, HazardSettings
-from costcache.policies.hazard.below import BelowHazard
+from costcache.policies.hazard.below import BelowHazard, BelowHazardStates
+from costcache.policies.hazard.states import HazardStates
+from costcache.policies.keyed import LRU
+from costcache.pool import Pool
+from costcache.radix.statecache import StateCache
 from costcache.tiers import WRITINGS, Link, Move, Price, make_writing
-from tests.property.kit import MODEL, cache_with, manager
+from tests.property.kit import MODEL, cache_with, manager, nodes_of
 
 
 def test_transfers_queue() -> None:
@@ -267,6 +273,133 @@ def test_a_tier_below_weighs_depth_where_the_device_no_longer_does() -> None:
     assert below.worth(last, 5.0) > 1.5 * below.worth(first, 5.0)
     order.ranker.worth.as_lru = True
     assert below.worth(last, 5.0) == below.worth(first, 5.0) < below.worth(first, 1.0)
+
+
+def below_of(cache: RadixCache, tokens: int = 4000) -> tuple[BelowHazard, Pool]:
+    """The order and the pool of a tier below a cache."""
+    pool = Pool(
+        "host",
+        lambda _, __: 0,
+        lambda states: cache._pool.order_below(states[0]) or ("lru", LRU()),
+        HookGuard("generic"),
+        capacity=tokens,
+        clock=cache.clock,
+        lower_tier=True,
+    )
+    order = pool.order
+    assert isinstance(order, BelowHazard)
+    return order, pool
+
+
+def test_a_tier_below_forecasts_by_what_the_device_learned() -> None:
+    cache, device = hazard_cache(400)
+    below, pool = below_of(cache)
+    assert below.forecasts
+    early = NodeRecord(0, None, 10, 0)
+    pool.insert(early)
+    assert pool.reuse_chance(early) == pytest.approx(1 / 3), "a prior, before the first estimate"
+    for number in range(150):
+        ask(cache, [1, number % 5] * 5)
+        ask(cache, [2, number + 10] * 20)
+    assert device.learner.estimated is not None
+    for record in list(cache._pool.live.values()):
+        copy = NodeRecord(0, None, record.tokens, record.depth)
+        pool.insert(copy, history=record)
+        last = record.data.pieces[-1]
+        if len(record.data.pieces) == 1:
+            assert pool.reuse_chance(copy, 30.0) == pytest.approx(device.reuse_chance(record, 30.0))
+        # Nothing is known of times longer than that watched.
+        assert pool.reuse_chance(copy) == device.class_chance(
+            device.learner.group_of(last), last.last_use, device.intake.watched
+        )
+    assert not pool.fallbacks
+
+
+def test_a_tier_below_forecasts_for_states_too() -> None:
+    page, kv, state_bytes = 512, 24_576, 77_266_944
+    cache = StateCache(
+        "qwen3-next", 8 * state_bytes + 60 * page * kv, page, "hazard", plugins=manager(), state_share=0.5
+    )
+    for number in range(150):
+        tokens, name = np.repeat([number % 2 * number, 7], page), object()
+        cache.match_prefix(tokens, name)
+        state = cache.allocate_state()
+        done = cache.insert(tokens, request=name, state=state)
+        if state is not None and (done.node.state is None or done.node.state.slot != state):
+            cache.release_state(state)
+        cache.finish(name, RequestInfo())
+    device = cache._pool.order
+    below = device.below(PoolState("host_state", "states", 20, 20, 0, 0, page))
+    assert isinstance(device, HazardStates)
+    assert isinstance(below, BelowHazardStates)
+    assert below.forecasts
+    found = 0
+    for record in cache._pool.live.values():
+        life = device.learner.lives.get(record.serial)
+        if record.state is None or life is None or life.superseded:
+            continue
+        copy = NodeRecord(1, None, 1, record.depth)
+        below.inherit(copy, record)
+        assert below.reuse_chance(copy, 20.0) == pytest.approx(device.reuse_chance(record, 20.0))
+        found += 1
+    assert found > 3
+    unknown = Elsewhere(-1)
+    below.insert(unknown)
+    assert below.reuse_chance(unknown) == pytest.approx(1 / 3)
+
+
+def test_the_device_remembers_what_the_tiers_below_hold() -> None:
+    _, order = hazard_cache(400)
+    ghosts = order.intake.ghosts
+    assert ghosts._room == 6.0 * 400
+    order.below(PoolState("host", "tokens", 2000, 2000, 0, 0, 1))
+    order.below(PoolState("disk", "tokens", 9000, 9000, 0, 0, 1))
+    assert ghosts._room == 6.0 * (400 + 2000 + 9000)
+    order.below(PoolState("host_state", "states", 50, 50, 0, 0, 1))
+    assert ghosts._room == 6.0 * (400 + 2000 + 9000), "states are no tokens"
+
+
+def test_what_was_evicted_long_ago_keeps_its_class_while_a_tier_holds_it() -> None:
+    """Its reuse is learned as an interval, not lost as censored, and it continues its history."""
+
+    def returned(tokens: int) -> tuple[int, float]:
+        cache, order = hazard_cache(400)
+        if tokens:
+            below_of(cache, tokens)
+        ask(cache, [1] * 40)
+        for number in range(200):
+            ask(cache, [2, number + 10] * 20)
+        censored = sum(order.learner.table.censored)
+        ask(cache, [1] * 40)
+        (node,) = [each for each in nodes_of(cache) if each.edge[0] == 1]
+        return node.data.pieces[-1].uses, censored
+
+    uses, censored = returned(0)
+    assert uses == 1
+    assert censored > 0
+    uses, censored = returned(4000)
+    assert uses == 2
+    assert censored == 0
+
+
+def test_what_has_no_history_below_takes_the_class_of_what_is_before_it() -> None:
+    """As if it were of a request that has not ended, it would be evicted before all others."""
+    cache, device = trained()
+    below, pool = below_of(cache)
+    opened = device.learner.classes.open
+    known = max(cache._pool.live.values(), key=lambda record: record.uses)
+    first = NodeRecord(0, None, known.tokens, known.depth)
+    pool.insert(first, history=known)
+    assert first.data.stratum != opened
+    second = NodeRecord(0, first, 8, first.end)
+    pool.insert(second)
+    third = NodeRecord(0, second, 8, second.end)
+    pool.insert(third)
+    assert first.data.stratum == second.data.stratum == third.data.stratum
+    alone = NodeRecord(0, None, 8, 0)
+    pool.insert(alone)
+    assert alone.data.stratum == opened
+    assert below.upper is device
 
 
 class Elsewhere(NodeRecord):

@@ -85,7 +85,8 @@ class Hazard(VictimOrder):
     only where none has ended for long.
 
     Memory: about 600 bytes a node; 300 a remembered one, all of which had no more tokens than ``ghosts``
-    times the pool, and a twentieth of that until a request ends; and 2 KB a class, at most 768 of them.
+    times the pool and those of the slower tiers that it ranks, and a twentieth of that until a request ends;
+    and 2 KB a class, at most 768 of them.
 
     Attributes:
         depths: Ranges of depth that the objective tells apart, which the tiers below do in any case.
@@ -267,10 +268,16 @@ class Hazard(VictimOrder):
         ranker.worth.learn(estimate, present, 2.0 * intake.watched)
         self._rank()
 
-    def below(self, pool: PoolState) -> VictimOrder:  # the hook's
+    def below(self, pool: PoolState) -> VictimOrder:
         from costcache.policies.hazard.below import BelowHazard
 
         self.over_tier()
+        if pool.unit == "tokens":
+            # What that tier holds must be known here: what is forgotten loses its class, and its reuse
+            # interval is censored just where the tier decides.
+            more = pool.capacity * self._settings.ghosts
+            self._ghosts += more
+            self.intake.ghosts.widen(more)
         return BelowHazard(self)
 
     # -- what it knows -----------------------------------------------------------------------
@@ -293,13 +300,9 @@ class Hazard(VictimOrder):
 
         Nothing is known of times longer than that watched.
         """
-        learner, intake = self.learner, self.intake
-        estimate = learner.estimated
-        if estimate is None:
+        learner, intake, forecast = self.learner, self.intake, self._last_forecast()
+        if forecast is None:
             return None
-        forecast = self._forecast
-        if forecast is None or forecast.of is not estimate:
-            forecast = self._forecast = Forecast(estimate.shares(), estimate)
         within = min(within, intake.watched)
         expected, tokens = 0.0, 0
         for piece in pieces:
@@ -307,6 +310,24 @@ class Hazard(VictimOrder):
             expected += chance * piece.tokens
             tokens += piece.tokens
         return expected / tokens if tokens else None
+
+    def class_chance(self, group: int, last_use: float, within: float = math.inf) -> float | None:
+        """The same of tokens of a class, by the time of their last use: what a slower tier has of them."""
+        if self._pending:
+            self.intake.catch_up()
+        intake, forecast = self.intake, self._last_forecast()
+        if forecast is None:
+            return None
+        return forecast.chance(group, max(0.0, intake.now - last_use), min(within, intake.watched))
+
+    def _last_forecast(self) -> Forecast | None:
+        """The forecast by the last estimate; None before the first one."""
+        estimate, forecast = self.learner.estimated, self._forecast
+        if estimate is None:
+            return None
+        if forecast is None or forecast.of is not estimate:
+            forecast = self._forecast = Forecast(estimate.shares(), estimate)
+        return forecast
 
     def history(self, record: NodeRecord) -> list[PieceSnapshot]:
         """History of a node of the cache, piece by piece from front to back."""

@@ -30,7 +30,10 @@ class HazardSettings(BaseModel):
         "the pool first fills they are fewer.",
     )
     ghosts: float = Field(
-        6.0, ge=0.0, description="Evicted tokens whose history is remembered, as a multiple of the pool."
+        6.0,
+        ge=0.0,
+        description="Evicted tokens whose history is remembered, as a multiple of the pool, and of "
+        "each slower tier that shares the forecast. A remembered node takes about 300 bytes.",
     )
     strength: float = Field(
         15.0, gt=0.0, description="Observed intervals that outweigh what is expected of similar classes."

@@ -336,18 +336,30 @@ class HazardStates(StateOrder):
         Nothing is known of times longer than that watched. A state that stands in for the evicted one after
         it is as likely to be used.
         """
-        learner = self.learner
-        shares = learner.shares
-        if shares is None:
+        learner, forecast = self.learner, self._last_forecast()
+        if forecast is None:
             return None
-        forecast = self._forecast
-        if forecast is None or forecast.of is not shares:
-            forecast = self._forecast = Forecast(shares.T, shares)
         within = min(within, learner.watched)
         lives = [life]
         if life.stands_for is not None and life.superseded:
             lives.append(life.stands_for)
         return max(forecast.chance(each.group, learner.now - each.last_use, within) for each in lives)
+
+    def class_chance(self, group: int, last_use: float, within: float = math.inf) -> float | None:
+        """The same of a state of a class, by the time of its last use: what a slower tier has of it."""
+        learner, forecast = self.learner, self._last_forecast()
+        if forecast is None:
+            return None
+        return forecast.chance(group, max(0.0, learner.now - last_use), min(within, learner.watched))
+
+    def _last_forecast(self) -> Forecast | None:
+        """The forecast by the last estimate; None before the first one."""
+        shares, forecast = self.learner.shares, self._forecast
+        if shares is None:
+            return None
+        if forecast is None or forecast.of is not shares:
+            forecast = self._forecast = Forecast(shares.T, shares)
+        return forecast
 
     def snapshot(self) -> StatesSnapshot:
         """Describe what the order knows now; changes nothing."""
