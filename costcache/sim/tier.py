@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from costcache.eviction import Refused
 from costcache.policies.states import make_state_order
-from costcache.records import Action, Clock, NodeRecord, PoolState, RequestRecord, State, Victim
+from costcache.records import Action, NodeRecord, PoolState, RequestRecord, State, Victim
 from costcache.sim.extents import ROOT, Extents
 from costcache.tiers import Price
+from costcache.tiers.shared import SharedForecast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from costcache.binding import Binding
     from costcache.orders import VictimOrder
+    from costcache.pool import Pool
 
 __all__ = ["ExtentRecord", "Tier"]
 
@@ -64,7 +66,7 @@ class Tier:
         capacity: int,
         token_bytes: int,
         state_bytes: int,
-        clock: Clock | None,
+        device: Tier | None,
         evicts: Callable[[ExtentRecord], None],
         evicts_state: Callable[[ExtentRecord], None],
     ) -> None:
@@ -78,14 +80,19 @@ class Tier:
         self._orphans: dict[int, list[ExtentRecord]] = {}
         self._evicts, self._evicts_state = evicts, evicts_state
         self.name = "memory" if state_bytes else "kv"
+        # Of states each tier learns by itself: it hears of every request, and of all that is above it.
+        self._shared = None if device is None or state_bytes else SharedForecast(device.pool)
 
         def make_order(pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
             if not state_bytes:  # then orders count tokens
                 pools = (PoolState("kv", "tokens", capacity // token_bytes, 0, 0, 0, binding.page_size),)
+            made = None if self._shared is None else self._shared.make(pools[0])
+            if made is not None:
+                return made
             name, order = binding.make_order(pools)
             return name, make_state_order(order) if state_bytes else order
 
-        self.pool = binding.pool(
+        self.pool: Pool = binding.pool(
             self.name,
             self._take,
             unit="bytes",
@@ -94,8 +101,13 @@ class Tier:
             state_units=state_bytes,
             measure=self._state,
             make_order=make_order,
-            clock=clock,
+            clock=None if device is None else device.pool.clock,
         )
+
+    def follow(self) -> None:
+        """Rank by the order in force on the device, if the tier's shared the forecast of another one."""
+        if self._shared is not None and self._shared.is_gone:
+            self.pool.rank_anew()
 
     def held(self, extent: int) -> ExtentRecord | None:
         """The record of an extent that the tier holds; None for others."""

@@ -196,9 +196,8 @@ class Tiers:
         )
         if below:
             self.device.pool.over_tier()
-        clock = self.device.pool.clock
         self.tiers = [
-            Tier(binding, of, each.capacity, token_bytes, state_bytes, clock, *self._drops(level))
+            Tier(binding, of, each.capacity, token_bytes, state_bytes, self.device, *self._drops(level))
             for level, each in enumerate(below)
         ]
         self.down = [Link(each.bytes_per_second, each.latency) for each in below]
@@ -311,6 +310,8 @@ class Tiers:
         waits = bool(self.head)
         requests = self.head = self.head or self._begin(index)
         clock.accesses += 1
+        for tier in self.tiers:
+            tier.follow()
         path = of.paths[index]
         here = 0
         while here < len(path) and path[here] in device.records:
@@ -612,6 +613,7 @@ class Tiers:
         As for any eviction, but that nobody waits for it.
         """
         beyond = []
+        before = self.device.records[path[kept - 1]] if kept else None
         for at in range(kept, len(path)):
             leaves = ExtentRecord(path[at], None, self.of)
             leaves.has_state = self.has_states and at == len(path) - 1
@@ -619,6 +621,8 @@ class Tiers:
                 copy = tier.records.get(path[at]) or tier.track(path[at], request)
                 if not copy.pins:
                     tier.pool.pin(copy)
+                if before is not None:
+                    tier.pool.inherit(copy, before)
                 if leaves.has_state:
                     tier.track_state(copy, True)
             beyond.append(leaves)
@@ -632,6 +636,7 @@ class Tiers:
             return self.now
         tier = self.tiers[level]
         copy = tier.records[record.extent]
+        tier.pool.inherit(copy, record)
         written = self.now
         if copy.held:
             if record.has_state:

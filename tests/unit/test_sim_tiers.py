@@ -14,6 +14,7 @@ from costcache.deployment import Deployment
 from costcache.errors import SettingsError
 from costcache.plugins import get_plugins
 from costcache.policies.hazard import Hazard
+from costcache.policies.hazard.below import BelowHazard
 from costcache.settings import Settings
 from costcache.sim.doubles import Doubles
 from costcache.sim.engine import Simulator
@@ -365,10 +366,24 @@ def test_a_device_above_a_tier_weighs_all_tokens_alike(objective: str) -> None:
             trace, parts, binding, 10**9, below, make_writing("by_cost"), simulator.prefill, ServingSettings()
         )
         tells = objective == "flops"
-        orders = [tier.pool.order for tier in tiers.all]
-        assert all(isinstance(order, Hazard) for order in orders)
-        ranges = [order.learner.depths.count > 1 for order in orders]  # type: ignore[attr-defined]  # hazard's
-        assert ranges == ([False, tells] if below else [tells])
+        device = tiers.device.pool.order
+        assert isinstance(device, Hazard)
+        assert (device.learner.depths.count > 1) == (tells and not below)
+        for tier in tiers.tiers:  # what is evicted from there is computed again
+            order = tier.pool.order
+            assert isinstance(order, BelowHazard)
+            assert order.upper is device
+            assert (order.upper.depths.count > 1) == tells
+
+
+def test_a_tier_ranks_by_the_order_that_is_in_force_on_the_device() -> None:
+    tiers = tiers_of(trace_of([*TWICE, *TWICE]), 6, [host(8)], "by_cost", policy="hazard")
+    assert isinstance(tiers.tiers[0].pool.order, BelowHazard)
+    pool = tiers.device.pool
+    pool._failed("insert", RuntimeError("broken"))  # as an order of a plugin may
+    outcome = tiers.run()
+    assert outcome.policy == tiers.tiers[0].pool.policy == "lru"
+    assert outcome.loaded.any()
 
 
 TWICE = [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4]]
