@@ -54,7 +54,7 @@ __all__ = ["Below", "Moved", "TieredOutcome", "Tiers"]
 _KEEPS = 0.98
 """Share of its weight that an average over evictions keeps at each one."""
 _MOST_AHEAD = 10
-"""Room is made ahead of need in one part of the device in so many, at most."""
+"""Room is made ahead of need in one part of the device in so many, and for a state, at most."""
 _SPENT = 0.5
 """Share of the bytes saved that may be spent on writing again what the host gave up."""
 
@@ -225,6 +225,8 @@ class Tiers:
         n = len(trace)
         self.outcome = TieredOutcome(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n))
         self.now = 0.0
+        self.began = 0.0  # when the last prefill began
+        self.early = 0.0  # from when on evictions for the request that is served write
         self.written = 0.0  # when the writes that evictions wait for are over
         self.running: list[_Running] = []
         self.head: list[RequestRecord] = []  # of the head of the queue, once it was tried
@@ -302,6 +304,8 @@ class Tiers:
         device, of, outcome = self.device, self.of, self.outcome
         clock = device.pool.clock
         self.now = now
+        # While others are computed, room can be made for a request that waits.
+        self.early = min(now, max(self.began, self.load.arrivals[index])) if self.writing.ahead else now
         clock.advance(max(now, clock.now))
         # A waiting request matches again: its prefix stays recent, and its use counts once.
         waits = bool(self.head)
@@ -347,11 +351,15 @@ class Tiers:
         outcome.recompute_seconds += compute
         layers = self.layers
         took = max(load + compute / layers, compute + load / layers) if load else compute
+        self.began = self.early = start
         if kept:
             self.now = start
             self._make_ahead(sum(of.tokens[path[at]] for at in range(here, len(kept))))
-            self.now = start + took
+            self.now = self.early = start + took
             self._copy(kept)
+        if len(kept) < len(path) and self.tiers and not self.in_pool:
+            self.now = self.early = start + took
+            self._leave_beyond(path, len(kept), requests)
         first_token = start + took
         ends = first_token + max(0, self.outputs[index] - 1) * self.settings.decode_seconds
         last = kept[-1] if kept else None
@@ -569,8 +577,9 @@ class Tiers:
         if not self.writing.ahead or not self.tiers:
             return
         device, pool = self.device, self.device.pool
-        self.need = max(self.need * _KEEPS, float(tokens * device.token_bytes))
-        room = min(int(self.need), device.capacity // _MOST_AHEAD)
+        # A request leaves a state too, if the model has them.
+        self.need = max(self.need * _KEEPS, float(tokens * device.token_bytes + device.state_bytes))
+        room = min(int(self.need), device.capacity // _MOST_AHEAD + device.state_bytes)
         while device.capacity - device.used - device.reserved < room:
             victim = pool.next_victim({})
             if victim is None:
@@ -596,6 +605,26 @@ class Tiers:
         self._forget_state(record)
 
     # -- the tiers below ---------------------------------------------------------------------
+
+    def _leave_beyond(self, path: list[int], kept: int, requests: list[RequestRecord]) -> None:
+        """What a prompt has beyond the device's pool is copied below from where the request ran, or dropped.
+
+        As for any eviction, but that nobody waits for it.
+        """
+        beyond = []
+        for at in range(kept, len(path)):
+            leaves = ExtentRecord(path[at], None, self.of)
+            leaves.has_state = self.has_states and at == len(path) - 1
+            for tier, request in zip(self.tiers, requests[1:], strict=True):
+                copy = tier.records.get(path[at]) or tier.track(path[at], request)
+                if not copy.pins:
+                    tier.pool.pin(copy)
+                if leaves.has_state:
+                    tier.track_state(copy, True)
+            beyond.append(leaves)
+        self._copy(beyond)
+        for leaves in reversed(beyond):  # as the device evicts: leaves first
+            self._leave(leaves, 0)
 
     def _leave(self, record: ExtentRecord, level: int) -> float:
         """An extent leaves the tier above ``level``; returns when what is written of it is there."""
@@ -754,7 +783,7 @@ class Tiers:
         moved = self.moved[level]
         moved.down += size
         moved.peak = max(moved.peak, self.tiers[level].used)
-        return self.down[level].begin(size, self.now)
+        return self.down[level].begin(size, self.early)
 
     def _copy(self, records: list[ExtentRecord]) -> None:
         """Copy what the policy wants of a prompt that the device has now, unless evictions do that."""

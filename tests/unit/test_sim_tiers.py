@@ -83,10 +83,14 @@ def disk(pages: int) -> Below:
 
 
 class Naive:
-    """Two tiers of pages under LRU and write-back, by scanning all of them: what is found in each."""
+    """Two tiers of pages under LRU and write-back, by scanning all of them: what is found in each.
 
-    def __init__(self, device: int, below: int) -> None:
+    Requests run in the device's pool, or beside it; then what the pool has no room for is written below.
+    """
+
+    def __init__(self, device: int, below: int, *, beside: bool = False) -> None:
         self.sizes = device, below
+        self.beside = beside
         self.device: dict[tuple[int, ...], int] = {}
         self.host: dict[tuple[int, ...], int] = {}
         self.uses: dict[tuple[int, ...], int] = {}
@@ -110,24 +114,35 @@ class Naive:
             while len(self.device) >= self.sizes[0]:
                 victim = self._victim(self.device, set(path[:at]))
                 if victim is None:
+                    if self.beside:
+                        self._write(path, at, now)
                     return here, end - here
                 self._demote(victim)
             self.uses[path[at]] = now
             self.device[path[at]] = len(self.uses) + now * 1000 + at
-        while len(self.device) >= self.sizes[0]:  # the page of the last token and of the output
+        while (
+            not self.beside and len(self.device) >= self.sizes[0]
+        ):  # the page of the last token and of the output
             victim = self._victim(self.device, set(path))
             if victim is None:
                 break
             self._demote(victim)
         return here, end - here
 
-    def _demote(self, page: tuple[int, ...]) -> None:
+    def _write(self, path: list[tuple[int, ...]], kept: int, now: int) -> None:
+        """Write what is beyond the device's pool, the last page first."""
+        for at in range(len(path) - 1, kept - 1, -1):
+            self.uses[path[at]] = now
+            self.device[path[at]] = now * 1000 + at
+            self._demote(path[at], set(path[:at]))
+
+    def _demote(self, page: tuple[int, ...], running: set[tuple[int, ...]] | None = None) -> None:
         order = self.device.pop(page)
         if page in self.host:
             return
-        on_device = set(self.device)
+        pinned = set(self.device) | (running or set())
         while len(self.host) >= self.sizes[1]:
-            victim = self._victim(self.host, on_device)
+            victim = self._victim(self.host, pinned)
             if victim is None:
                 return
             del self.host[victim]
@@ -149,6 +164,34 @@ def test_two_tiers_find_what_a_naive_model_finds(
     naive = Naive(device, below)
     expected = [naive.ask(now, prompt) for now, prompt in enumerate(prompts, 1)]
     assert [*zip(found.device // PAGE, found.loaded // PAGE, strict=True)] == expected
+
+
+@given(distinct_prompts, st.integers(1, 10), st.integers(6, 12))
+@settings(max_examples=60, deadline=None)
+def test_what_a_prompt_has_beyond_the_device_is_found_below(
+    asked: list[tuple[int, int]], device: int, below: int
+) -> None:
+    prompts = [[100 * talk + turn for turn in range(turns)] for talk, turns in asked]
+    found = tiers_of(trace_of(prompts), device, [host(below)], "write_back", running="beside").run()
+    naive = Naive(device, below, beside=True)
+    expected = [naive.ask(now, prompt) for now, prompt in enumerate(prompts, 1)]
+    assert [*zip(found.device // PAGE, found.loaded // PAGE, strict=True)] == expected
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "qwen3-next"])
+@pytest.mark.parametrize(
+    ("write", "kept"),
+    [("write_through", True), ("write_back", True), ("by_cost", True), ("write_through_selective", False)],
+)
+def test_a_prompt_larger_than_the_device_is_kept_by_whoever_writes_at_once(
+    write: str, kept: bool, model: str
+) -> None:
+    """Its end was never on the device, where selective writing counts uses."""
+    prompt = [*range(600)]
+    policy = "hazard" if write == "by_cost" else "lru"
+    trace = trace_of([prompt, prompt])
+    found = tiers_of(trace, 300, [host(700)], write, policy=policy, model=model, running="beside").run()
+    assert found.device[1] + found.loaded[1] == (600 * PAGE if kept else found.device[1])
 
 
 @pytest.mark.parametrize(("outputs", "waits"), [(1, False), (3 * PAGE, True)])
@@ -292,6 +335,20 @@ def test_room_is_made_ahead_only_of_what_must_be_written() -> None:
     free = tiers.device.capacity - tiers.device.used
     assert free < tiers.device.capacity // 10
     assert tiers.moved[0].down == 60 * PAGE * KV
+
+
+def test_room_for_a_request_that_waits_is_made_while_others_are_computed() -> None:
+    def waits(write: str, prompts: int) -> float:
+        trace = trace_of([[10 * talk + at for at in range(6)] for talk in range(prompts)])
+        trace.timestamps[2:] = trace.timestamps[1] + 1e-6
+        tiers = tiers_of(trace, 8, [host(50, 10e9)], write, running="beside")
+        tiers.run()
+        assert tiers.moved[0].down
+        return tiers.outcome.write_wait_seconds
+
+    # The second one comes to an idle server, and waits for what is written; the third one comes with it.
+    assert waits("write_back", 3) > 1.5 * waits("write_back", 2) > 0.0
+    assert waits("by_cost", 3) == waits("by_cost", 2) > 0.0
 
 
 @pytest.mark.parametrize("objective", ["tokens", "flops"])

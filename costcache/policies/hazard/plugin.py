@@ -8,7 +8,7 @@ from costcache.errors import SettingsError
 from costcache.hookspecs import hookimpl
 from costcache.policies.hazard.order import Hazard
 from costcache.policies.hazard.settings import HazardSettings
-from costcache.policies.hazard.states import HazardStates
+from costcache.policies.hazard.states import TOKENS_POWER, HazardStates
 from costcache.policies.spec import PolicySpec
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def _make(cost: CostModel, pools: tuple[PoolState, ...], settings: HazardSetting
                 f"setting 'policy_settings.tables' is {str(settings.tables)!r}: tables are of tokens, and "
                 "this model has states: leave it out"
             )
-        return HazardStates(cost.token.kv_bytes, cost.token.state_bytes, doubt=settings.doubt)
+        power = 1.0 if settings.objective == "flops" else TOKENS_POWER
+        return HazardStates(cost.token.kv_bytes, cost.token.state_bytes, power=power, doubt=settings.doubt)
     # A host that only asks whether it could be made names no pool.
     return Hazard(pools[0].capacity if pools else 0, settings, cost)
 

@@ -20,7 +20,8 @@ class HazardSettings(BaseModel):
     objective: Literal["tokens", "flops"] = Field(
         "tokens",
         description="Unit of the hits to maximise: tokens, or the FLOPs to recompute them, which grow with "
-        "depth. Above a slower tier it is tokens in any case, since a miss is loaded from there.",
+        "depth, and with models with states what a state saves per byte counts in full. Above a slower "
+        "tier it is tokens in any case, since a miss is loaded from there.",
     )
     refresh: int = Field(
         50,

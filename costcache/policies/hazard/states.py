@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from costcache.policies.hazard.explained import StatesExplained
     from costcache.policies.hazard.snapshot import StatesSnapshot
 
-__all__ = ["HazardStates", "reach"]
+__all__ = ["TOKENS_POWER", "HazardStates", "reach"]
 
 _Ghost = tuple[int, Life | None, bytes | bytearray | None]
 """Tokens of an evicted node, the life of its state, and the node's content if the cache can give it."""
 
+TOKENS_POWER = 0.5
+"""Power of the tokens saved per byte for hits in tokens; for FLOPs it is 1, which makes little difference."""
 GHOSTS = 8
 """Evicted nodes that are remembered, for each state in the cache."""
 LEAST = 1024
@@ -64,7 +66,7 @@ class HazardStates(StateOrder):
         kv_bytes: int,
         state_bytes: int,
         *,
-        power: float = 0.5,
+        power: float = TOKENS_POWER,
         refresh: int = 4,
         strength: float = 5.0,
         doubt: float = 0.01,
@@ -81,7 +83,8 @@ class HazardStates(StateOrder):
         """
         self.period = refresh
         super().__init__()
-        self._kv_bytes, self._state_bytes, self._power = kv_bytes, state_bytes, power
+        self._kv_bytes, self._state_bytes = kv_bytes, state_bytes
+        self._power = self._power_below = power
         self.learner = StateLearner(strength)
         self._lives = self.learner.lives
         self._ghosts: OrderedDict[int, _Ghost] = OrderedDict()
@@ -91,6 +94,9 @@ class HazardStates(StateOrder):
         self._doubt = doubt
         self._judge: Judge | None = None  # once a host says what LRU would have found
         self._gained = self._lost = 0
+
+    def over_tier(self) -> None:
+        self._power = TOKENS_POWER  # what is lost here costs a reload, by the byte
 
     # -- events ------------------------------------------------------------------------------
 
@@ -288,8 +294,8 @@ class HazardStates(StateOrder):
             learner.estimate(self._ghost_lives())
 
     def weight(self, tokens: int) -> float:
-        """Factor of the worth of a state that saves so many tokens and is evicted alone."""
-        return float((tokens / self._state_bytes) ** self._power)
+        """Factor of the worth of a state below that saves so many tokens and is evicted alone."""
+        return float((tokens / self._state_bytes) ** self._power_below)
 
     @property
     def requests(self) -> int:
@@ -307,6 +313,7 @@ class HazardStates(StateOrder):
     def below(self, pool: PoolState) -> VictimOrder:  # the same for states and for KV
         from costcache.policies.hazard.below import BelowHazardStates
 
+        self.over_tier()
         return BelowHazardStates(self)
 
     # -- what it knows -----------------------------------------------------------------------
