@@ -93,8 +93,8 @@ class TieredCache:
     the lower tiers, too.
 
     Copies are asynchronous. Call :meth:`step` once per step of the server: it takes over what has been
-    copied. Between two calls of it nothing changes but by the calls made. Not thread-safe: one scheduler
-    owns it; the threads that copy touch memory and storage alone.
+    copied, and may evict. Between two calls of it nothing changes but by the calls made. Not thread-safe: one
+    scheduler owns it; the threads that copy touch memory and storage alone.
 
     Several ranks make the same calls in the same order. :meth:`step`, :meth:`wait` and :meth:`drain` are then
     collective: a copy counts once it is done on every rank, as far as it succeeded on all of them.
@@ -445,7 +445,7 @@ class TieredCache:
         Where the policy of writing works ahead of need (``by_cost``), this also evicts until as much is free
         as the largest allocation of late took: one counts 2 % less with each request after it, and a tenth
         of the device at most. A victim that a slower tier has already is left, if it has as many tokens as
-        are missing.
+        are missing. So lock what a request has matched before the next step, as before any eviction.
         """
         if self._mover is None:
             return 0
