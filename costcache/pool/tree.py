@@ -197,11 +197,11 @@ class RecordTree(PinnableRecords):
                 self._failed("insert", error)
 
     def inherit(self, record: NodeRecord, history: NodeRecord) -> None:
-        """What an order knows of a record on another tier holds of this one: see :meth:`insert`.
+        """Let the order take over what is known of another record, on this or another tier.
 
-        Also for a record that is in the pool, whose copy on the faster tier is about to be evicted; for one
-        that is about to be inserted, of tokens after the other's; and for one that is never inserted, but
-        stands for the other one, as its history, once that has been evicted.
+        Part of :meth:`insert`. Also for a record that is in the pool, whose copy on the faster tier is about
+        to be evicted; for one that is about to be inserted, of tokens after the other's; and for one that is
+        never inserted, but stands for the other one, as its history, once that has been evicted.
         """
         handler = self._inherit
         if handler is not None:

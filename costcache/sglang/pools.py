@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from costcache.policies.keyed import LRU
 from costcache.records import Asker, Clock, PoolState, RequestInfo, RequestRecord
+from costcache.tiers.shared import SharedForecast
 
 if TYPE_CHECKING:
     from costcache.binding import Binding
@@ -52,7 +53,7 @@ class Pools:
         by_name: All pools.
     """
 
-    __slots__ = ("_hosts", "binding", "by_name", "clock", "kv", "ranks_states", "trim_step")
+    __slots__ = ("_hosts", "_shared", "binding", "by_name", "clock", "kv", "ranks_states", "trim_step")
 
     def __init__(
         self, binding: Binding, trim_step: int, hosts: Callable[[str], PoolHost], names: Iterable[str]
@@ -69,6 +70,7 @@ class Pools:
         self.trim_step = trim_step
         self.clock = Clock()
         self._hosts = hosts
+        self._shared: dict[str, SharedForecast] = {}
         names = tuple(names)
         self.ranks_states = "state" in names and binding.ranks_states
         state = self._make("state", ranked=False) if self.ranks_states else None
@@ -104,7 +106,10 @@ class Pools:
 
     def _make_order(self, name: str, pools: tuple[PoolState, ...]) -> tuple[str, VictimOrder]:
         if name in _SHARED:
-            made = self.by_name[_SHARED[name]].order_below(pools[0])
+            shared = self._shared.get(name)
+            if shared is None:
+                shared = self._shared[name] = SharedForecast(self.by_name[_SHARED[name]])
+            made = shared.make(pools[0])
             if made is not None:
                 return made
             if name == "host_state" and self.ranks_states:
@@ -112,6 +117,12 @@ class Pools:
         if name in ("swa", "host_swa"):
             return self.binding.make_window_order(pools)
         return self.binding.make_order(pools)
+
+    def follow(self, name: str) -> None:
+        """Rank a pool of the host by the order in force on the device, if its own was made by another one."""
+        shared = self._shared.get(name)
+        if shared is not None and shared.is_gone:
+            self.by_name[name].rank_anew()
 
     def reset(self) -> None:
         """Forget all records; logical time continues."""

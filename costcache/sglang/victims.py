@@ -316,6 +316,7 @@ class _Host:
             wanted: The units.
             sinks: See :attr:`sinks`.
         """
+        self._cache.pools.follow(self.name)
         pool = self._cache.pools.by_name[self.name]
         run = _evict if self._sessions is None else self._sessions.evict
         metrics = self._cache.cost_metrics

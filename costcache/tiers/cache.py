@@ -88,11 +88,13 @@ class TieredCache:
 
     Each tier is a tree over a pool of its own, ranked by the cache's policy; a prefix may be in several.
     What a tier has of a prefix, it has from the first token on. The chance of reuse that decides what is
-    moved is the forecast of the device's order, for all tiers.
+    moved is the forecast of the device's order, for all tiers; where that order can be shared
+    (:meth:`costcache.orders.VictimOrder.below`), and neither states nor windows are evicted apart, it ranks
+    the lower tiers, too.
 
     Copies are asynchronous. Call :meth:`step` once per step of the server: it takes over what has been
-    copied. Between two calls of it nothing changes but by the calls made. Not thread-safe: one scheduler
-    owns it; the threads that copy touch memory and storage alone.
+    copied, and may evict. Between two calls of it nothing changes but by the calls made. Not thread-safe: one
+    scheduler owns it; the threads that copy touch memory and storage alone.
 
     Several ranks make the same calls in the same order. :meth:`step`, :meth:`wait` and :meth:`drain` are then
     collective: a copy counts once it is done on every rank, as far as it succeeded on all of them.
@@ -440,7 +442,10 @@ class TieredCache:
     def step(self) -> int:
         """Take over the copies that every rank has finished; returns how many. Call it once per step.
 
-        Where the policy of writing works ahead of need, room for the next request is made here.
+        Where the policy of writing works ahead of need (``by_cost``), this also evicts until as much is free
+        as the largest allocation of late took: one counts 2 % less with each request after it, and a tenth
+        of the device at most. A victim that a slower tier has already is left, if it has as many tokens as
+        are missing. So lock what a request has matched before the next step, as before any eviction.
         """
         if self._mover is None:
             return 0

@@ -318,6 +318,23 @@ def test_what_the_device_learned_ranks_the_host() -> None:
     assert server.cache.pools.by_name["host"].order.upper is server.cache.pools.kv.order
 
 
+def test_the_host_follows_a_device_whose_order_failed() -> None:
+    server = make("mha", 1, policy="hazard", tokens=2048)
+    for step in range(30):
+        server.serve(range(1000 * step, 1000 * step + 200), output=[1])
+    device, host = (server.cache.pools.by_name[name] for name in ("kv", "host"))
+    before = host.counters.evicted
+    assert before
+    assert isinstance(host.order, BelowHazard)
+    device._guard.drop("a bug of a test")
+    for step in range(30, 60):
+        server.serve(range(1000 * step, 1000 * step + 200), output=[1])
+    assert host.counters.evicted > before
+    assert host.policy == device.policy == "lru"
+    assert not host.fallbacks
+    server.check()
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("policy", ["lru", "hazard"])

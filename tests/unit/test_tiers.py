@@ -713,6 +713,24 @@ def test_host_memory_that_is_refused_turns_the_tiers_off(
     made.tiers.close()
 
 
+def test_a_tier_that_is_off_leaves_no_trace_in_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its order neither weighs tokens as above a tier, nor remembers what one would hold."""
+
+    def refuse(*_: Any, **__: Any) -> Buffers:
+        raise MemoryError("no memory")
+
+    layout, spec = Layout.of(model("mha"), Deployment()), ModelSpec.preset("llama-3-70b")
+    cache = RadixCache(spec, 64, policy="hazard", policy_settings={"objective": "flops"})
+    buffers = Buffers.allocate(layout, 64)
+    monkeypatch.setattr(Buffers, "allocate", refuse)
+    with closing(TieredCache(cache, buffers, host=64 * layout.token_bytes)) as tiers:
+        assert tiers.tiers == ("device",)
+        order = cache._tree.pool.order
+        assert isinstance(order, Hazard)
+        assert order.learner.depths.count > 1
+        assert order.intake.ghosts._room == 6.0 * 64
+
+
 def test_a_copy_that_fails_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
     made, _ = server(slots=40, host=200)
 

@@ -251,9 +251,9 @@ def test_the_tiers_go_on_by_a_new_order_after_a_reset_of_the_device() -> None:
         assert tier.pool.order.upper is after
         assert not tier.pool.fallbacks
         assert all(record.data is not None for record in tier.pool.live.values())
-    assert after.intake.ghosts._room == 6.0 * sum(  # type: ignore[attr-defined]
-        tier.pool.capacity for tier in (mover.device, mover.host, mover.disk)
-    )
+    assert isinstance(after, Hazard)
+    capacities = sum(tier.pool.capacity for tier in (mover.device, mover.host, mover.disk))
+    assert after.intake.ghosts._room == 6.0 * capacities
     used = next(iter(mover.host.tree.walk()))
     made.serve(prompt(0, 24))
     assert used.data.last_use >= used.last_use, "not older than what was not used"
