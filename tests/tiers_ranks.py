@@ -200,6 +200,8 @@ def main() -> None:
         ("hybrid", "write_through", "lru"),
         ("windows", "write_through_selective", "s3fifo"),
         ("apart", "write_back", "hazard"),
+        ("apart", "by_cost", "hazard"),
+        ("hybrid", "by_cost", "hazard"),
     ):
         began = time.perf_counter()
         first, second = run(layout, write, policy, options.steps)
