@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from costcache import RequestInfo
+from costcache import KeyedOrder, NodeRecord, RequestInfo, Victim, VictimOrder
 from costcache.policies.hazard.below import BelowHazard
 from costcache.policies.hazard.order import Hazard
 from costcache.policies.keyed import LRU
+from costcache.records import PoolState
+from costcache.storage import StorageSpec
+from tests.property.kit import Plugin, manager
+from tests.property.kit import policy as offering
 from tests.tiers import LAYERS, MemoryStore, Prompts, Server, plugins_with
 
 pytest.importorskip("torch")
@@ -326,3 +330,105 @@ def test_random_prompts_never_drop_an_order() -> None:
         assert tier.pool.counters.evicted > 0
     assert made.checked > 1000
     made.tiers.close()
+
+
+# -- wrong orders for the tiers ------------------------------------------------------------------
+
+
+class Plain(KeyedOrder):
+    """LRU, with a method ``below`` that a test gives it."""
+
+    lends: Any = None
+
+    def key(self, record: NodeRecord) -> int:
+        return record.recency
+
+    def below(self, pool: PoolState) -> Any:
+        return self.lends(self)
+
+
+class Frozen(VictimOrder):
+    """Takes no attribute once it is made."""
+
+    def __init__(self) -> None:
+        self.__dict__["records"] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(name)
+
+    def insert(self, record: NodeRecord) -> None:
+        self.__dict__["records"][record.serial] = record
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        self.insert(prefix)
+
+    def remove(self, record: NodeRecord) -> None:
+        del self.__dict__["records"][record.serial]
+
+    def next_victim(self, pool: str) -> Victim | None:
+        return next((Victim(each) for each in self.__dict__["records"].values() if each.is_evictable), None)
+
+
+def leaves(order: Plain) -> Any:
+    raise SystemExit(3)
+
+
+def one(order: Plain, made: list[Any] = []) -> Any:  # noqa: B006 # the fault: one order for all
+    made += [LRU()] * (not made)
+    return made[0]
+
+
+@pytest.mark.parametrize(
+    ("lends", "says"),
+    [
+        (lambda order: order, "below returned a Plain by which a pool ranks already"),
+        (one, "below returned a LRU by which a pool ranks already"),
+        (lambda order: 7, "below returned 7: return a VictimOrder or None"),
+        (leaves, "SystemExit"),
+    ],
+)
+def test_a_wrong_order_for_a_tier_is_reported_and_all_tiers_serve_on(
+    lends: Any, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = type("Plain", (Plain,), {"lends": staticmethod(lends)})
+    made = offering_server(plain)
+    (line,) = [line.getMessage() for line in caplog.records if "is dropped for 'lru'" in line.message]
+    assert line.startswith("policy 'mine'")
+    assert says in line
+    for number in range(40):
+        made.serve(prompt(number % 7, 24))
+        made.serve(prompt(number + 10, 16))
+        made.tiers.step()
+    made.tiers.drain()
+    mover = mover_of(made)
+    for tier in (mover.device, mover.host, mover.disk):
+        assert isinstance(tier.pool.order, LRU)
+        assert tier.pool.policy == "lru"
+        assert tier.pool.counters.evicted
+    assert not any(tier.pool.fallbacks for tier in (mover.host, mover.disk))
+    made.tiers.close()
+
+
+def test_an_order_that_takes_no_attribute_serves() -> None:
+    made = offering_server(Frozen)
+    for number in range(20):
+        made.serve(prompt(number))
+    assert not made.cache._pool.fallbacks
+    made.tiers.close()
+
+
+def offering_server(order: type[VictimOrder]) -> Server:
+    store = MemoryStore()
+    spec = StorageSpec(lambda path, capacity, settings: store, "for a test")
+    plugins = manager(mine=offering("mine", order), tested=Plugin(storage_backend=lambda: {"tested": spec}))
+    return Server(
+        "mla",
+        storage="tested",
+        plugins=plugins,
+        disk=240,
+        path=Path("unused"),
+        host=160,
+        write="by_cost",
+        slots=160,
+        policy="mine",
+    )
