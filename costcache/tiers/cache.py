@@ -142,6 +142,7 @@ class TieredCache:
             self._build(buffers)
         except BaseException:
             self.close()
+            cache._tree.pool.reset()  # its order has heard of tiers that are not there
             raise
 
     def _build(self, buffers: Buffers) -> None:
@@ -158,6 +159,7 @@ class TieredCache:
                 chosen.storage, folder, chosen.disk, chosen.storage_settings
             )
         host: HostTier | None = None
+        tree.pool.reset()  # tiers that the cache had before are of no account
         try:
             if chosen.host:
                 host = HostTier(lower, chosen.host, chosen.state_share, layout)

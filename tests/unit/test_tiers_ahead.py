@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from costcache import KeyedOrder, NodeRecord, RequestInfo, Victim, VictimOrder
+from costcache import Deployment, KeyedOrder, NodeRecord, RadixCache, RequestInfo, Victim, VictimOrder
+from costcache.errors import SettingsError
 from costcache.policies.hazard.below import BelowHazard
 from costcache.policies.hazard.order import Hazard
 from costcache.policies.keyed import LRU
 from costcache.records import PoolState
 from costcache.storage import StorageSpec
+from costcache.tiers import Buffers, Layout, TieredCache
 from tests.property.kit import Plugin, manager
 from tests.property.kit import policy as offering
-from tests.tiers import LAYERS, MemoryStore, Prompts, Server, plugins_with
+from tests.tiers import LAYERS, PAGE, MemoryStore, Prompts, Server, model, plugins_with
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -296,6 +298,37 @@ def test_the_tiers_follow_a_device_whose_order_failed(
     assert made.serve(prompt(638)) == 32
     assert len([line for line in caplog.records if "is dropped for 'lru'" in line.message]) == 1
     made.tiers.close()
+
+
+def test_a_cache_without_the_tiers_that_it_was_to_have_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they are refused or closed: the order ranks by FLOPs again, and remembers as much as before."""
+    spec, deployment = model("mla"), Deployment(page_size=PAGE)
+    settings = {"objective": "flops"}
+    cache = RadixCache(spec, 160, PAGE, "hazard", deployment=deployment, policy_settings=settings)
+    buffers = Buffers.allocate(Layout.of(spec, deployment), 160, 0, 0)
+    host = buffers.layout().token_bytes * 400
+
+    def refuse(*_: Any) -> None:
+        raise SettingsError("no room")
+
+    def known() -> tuple[int, float]:
+        order = cache._pool.order
+        assert isinstance(order, Hazard)
+        return order.learner.depths.count, order.intake.ghosts._room
+
+    before = known()
+    assert before[0] > 1
+    with monkeypatch.context() as patched:
+        patched.setattr("costcache.tiers.cache.DiskTier.__init__", refuse)
+        plugins = plugins_with(MemoryStore())
+        monkeypatch.setattr(cache._tree.binding.plugins, "open_storage", plugins.open_storage)
+        with pytest.raises(SettingsError, match="no room"):
+            TieredCache(cache, buffers, host=host, disk=host, path=Path("unused"), storage="tested")
+    assert known() == before
+    for _ in range(3):
+        tiers = TieredCache(cache, buffers, host=host)
+        assert known() == (1, 6.0 * (160 + 400))
+        tiers.close()
 
 
 def test_other_policies_learn_on_each_tier() -> None:
