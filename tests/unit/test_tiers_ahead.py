@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +121,35 @@ def test_what_is_below_already_is_left_on_the_device() -> None:
     assert first is not None
     made.cache._pool.defer(first)
     node: Any = first.record
-    assert mover_of(made)._to_host.has(node)
+    assert mover_of(made)._to_host.left_to_copy(node) is None
     short = mover_of(made)._ahead.room - made.cache.free
     assert short > 0, "there is less room than is wanted"
     assert made.tiers.step() == 0
     assert mover_of(made)._ahead.room - made.cache.free == short
     assert made.tiers.counters["host"].written == written
+    made.tiers.close()
+
+
+@pytest.mark.parametrize("layout", sorted(LAYERS))
+def test_nothing_is_evicted_ahead_that_could_not_be_copied_now(layout: str) -> None:
+    """It would be lost, though nobody is short of room."""
+    made = server(layout, slots=400, disk=0, host=4000, in_flight=40_000)
+    for number in range(12):
+        made.serve(prompt(number))
+    line, copied = made.tiers._lines[0], threading.Event()
+    line.submit(lambda: int(copied.wait(60.0)), lambda done: None, 40_000)  # as much as may be under way
+    evictions, free = made.cache.counters.evictions, made.cache.free
+    for _ in range(3):
+        made.tiers.step()
+    assert (made.cache.counters.evictions, made.cache.free) == (evictions, free)
+    assert not made.tiers.counters["host"].skipped
+    copied.set()
+    made.tiers.drain()
+    made.tiers.step()
+    assert made.cache.free > free, "once there is room on the link"
+    made.tiers.drain()
+    host = made.tiers.counters["host"]
+    assert host.written > host.skipped == 0
     made.tiers.close()
 
 
