@@ -581,7 +581,7 @@ class Tiers:
         # A request leaves a state too, if the model has them.
         self.need = max(self.need * _KEEPS, float(tokens * device.token_bytes + device.state_bytes))
         room = min(int(self.need), device.capacity // _MOST_AHEAD + device.state_bytes)
-        while device.capacity - device.used - device.reserved < room:
+        while device.capacity - device.used - device.reserved < room and pool.evictable:
             victim = pool.next_victim({})
             if victim is None:
                 return

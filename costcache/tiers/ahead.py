@@ -51,6 +51,8 @@ class Ahead:
         self._requests, device.largest = clock.requests, 0
         freed, room = 0, self.room
         while (missing := room - pool.free) > 0 and self._left != (clock.accesses, pool.free):
+            if not pool.evictable:
+                break  # an order that named no victim would be checked by a look at all records, at each step
             victim = pool.next_victim({})
             if victim is None:
                 break

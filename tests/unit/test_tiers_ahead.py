@@ -153,6 +153,35 @@ def test_nothing_is_evicted_ahead_that_could_not_be_copied_now(layout: str) -> N
     made.tiers.close()
 
 
+class Asked(KeyedOrder):
+    """LRU that counts how often it is asked."""
+
+    asked = 0
+
+    def key(self, record: NodeRecord) -> int:
+        return record.recency
+
+    def next_victim(self, pool: str) -> Victim | None:
+        self.asked += 1
+        return super().next_victim(pool)
+
+
+def test_a_step_asks_for_no_victim_while_all_is_locked() -> None:
+    """That an order names none is checked by a look at all records, which a busy server has many of."""
+    made = offering_server(Asked)
+    for number in range(5):
+        made.serve(prompt(number))
+        made.tiers.lock(made.cache.match_prefix(prompt(number)).node)
+    order = made.cache._pool.order
+    assert isinstance(order, Asked)
+    asked = order.asked
+    made.tiers.step()
+    assert made.cache.free < mover_of(made)._ahead.room
+    assert order.asked == asked
+    assert not made.cache._pool.fallbacks
+    made.tiers.close()
+
+
 @pytest.mark.parametrize("write", ["write_through", "write_back"])
 def test_only_a_policy_that_writes_ahead_makes_room(write: str) -> None:
     made = server(slots=160, write=write)
