@@ -88,8 +88,8 @@ class Down:
             return
         place = place_of(node)
         at, start = self._reach(place)
+        self._target.renew(at, node)
         if start >= node.end and not self._lacks_ending(node, at):
-            self._target.renew(at, node)
             return
         move = self._facts.of(source, node, min(max(node.depth, start), node.end), self._target, self._lines)
         if not self._writing.demotes(move):

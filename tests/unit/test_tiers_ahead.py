@@ -299,6 +299,27 @@ def test_a_copy_takes_the_class_that_the_device_knows_when_it_evicts_the_prefix_
     made.tiers.close()
 
 
+def test_what_is_below_of_a_prefix_takes_its_class_though_the_rest_of_it_is_not_copied() -> None:
+    made = trained(host=4000, write="write_back")
+    mover, tokens = mover_of(made), prompt(301, 16)
+    place = made.tiers._place(tokens, None, None)
+    made.serve(tokens[:8])
+    made.cache.evict(made.cache.evictable)
+    made.tiers.drain()
+    copy = mover.host.find(place)
+    assert copy.end == 8
+    once = copy.data.stratum
+    made.end(made.begin(tokens), cancel=True)  # computed, so that it is one node
+    for _ in range(4):
+        made.serve(tokens)
+    assert mover.device.find(place).depth == 0
+    mover._to_host._in_flight = 0  # nothing more may be under way
+    made.cache.evict(made.cache.evictable)
+    assert mover.host.find(place) is copy
+    assert copy.data.stratum != once
+    made.tiers.close()
+
+
 def test_the_tiers_go_on_by_a_new_order_after_a_reset_of_the_device() -> None:
     made = trained()
     mover = mover_of(made)
