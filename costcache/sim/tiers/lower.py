@@ -120,7 +120,7 @@ class LowerTiers:
             tier.track_state(tier.records[extent], True)
 
     def forget_state(self, extent: int) -> None:
-        """Forget a state that the device dropped, unless it is on a tier or in one between."""
+        """Forget a state that the device dropped, on each tier that has none, nor has one between."""
         kept = False
         for tier in self.tiers:
             copy = tier.records[extent]

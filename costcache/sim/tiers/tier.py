@@ -47,8 +47,8 @@ class ExtentRecord(NodeRecord):
         return None if offset else self.extent + 1
 
 
-def _drop(record: ExtentRecord) -> None:
-    """Do nothing with what is evicted: it is lost."""
+def _ignore(record: ExtentRecord) -> None:
+    """What is evicted is lost, unless somebody takes it in."""
 
 
 class Tier:
@@ -82,8 +82,8 @@ class Tier:
         self.used = self.reserved = 0
         self.price = Price()
         self.stays = math.inf
-        self.evicts: Callable[[ExtentRecord], None] = _drop
-        self.evicts_state: Callable[[ExtentRecord], None] = _drop
+        self.evicts: Callable[[ExtentRecord], None] = _ignore
+        self.evicts_state: Callable[[ExtentRecord], None] = _ignore
         self.spare: Callable[[], bool] | None = None
         self._orphans: dict[int, list[ExtentRecord]] = {}
         self.name = "memory" if state_bytes else "kv"
