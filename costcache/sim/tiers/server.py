@@ -7,7 +7,8 @@ without a gap, if the policy of writing wants it, and computes the rest.
 
 A load passes the link in order of arrival, layer by layer while the layers before are computed. So the first
 token comes at ``max(load + compute / layers, compute + load / layers)`` after the start. What an eviction has
-to write first keeps the start waiting.
+to write first keeps the start waiting. A policy of writing that works ahead of need begins to write for a
+request that waits as soon as the one before it is computed.
 """
 
 from __future__ import annotations
