@@ -57,6 +57,8 @@ class VictimOrder:
     """
 
     forecasts: ClassVar[bool] = False
+    _in_use: bool = False
+    """Whether a pool ranks by it, or did: it knows the records of that one, and can serve no other."""
 
     def insert(self, record: NodeRecord) -> None:
         """A node was made, as a leaf."""
@@ -127,12 +129,19 @@ class VictimOrder:
             self.insert(record)
 
     def inherit(self, record: NodeRecord, history: NodeRecord) -> None:
-        """A node has the history of another record, of the same tokens.
+        """A node takes over what is known of another record.
 
         That one is in another pool, or just leaving it: an order for a slower tier (see :meth:`below`) may
-        read what the upper order keeps in ``history.data``. The node is about to be inserted, as a rule. One
-        that the order has already is a copy on a slower tier, and the other record is that of the device,
-        which is about to evict it again.
+        read what the upper order keeps in ``history.data``. Keep nothing but ``record.data``, since not every
+        record is inserted:
+
+        - As a rule the node is about to be inserted, and the record is of the same tokens.
+        - A node that the order has already is a copy on a slower tier. The record is that of the device,
+          which is about to evict it again.
+        - One that is never inserted stands for the record, which is about to be evicted, until the copy of
+          it arrives. It is then the ``history`` of the copy.
+        - If nothing is known of a new node, as when it was read from storage, the record may be that of the
+          node before it.
         """
 
     def over_tier(self) -> None:
@@ -149,7 +158,7 @@ class VictimOrder:
                 what was evicted remembers as much more as that holds.
 
         Returns:
-            The order; None if there is none, and that tier gets one of the policy that learns by itself.
+            A new order; None if there is none, and that tier gets one of the policy that learns by itself.
         """
         return None
 

@@ -294,6 +294,11 @@ class Pool(RecordTree):
             below = order.below(pool)
             if below is not None and not isinstance(below, VictimOrder):
                 raise PluginError(f"below returned {below!r}: return a VictimOrder or None")
+            if below is not None and below._in_use:
+                raise PluginError(
+                    f"below returned a {type(below).__name__} by which a pool ranks already: make a new "
+                    "order for each tier"
+                )
         except BaseException as error:
             self.book._failed("below", error)
             return "lru", LRU()

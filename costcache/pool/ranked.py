@@ -7,6 +7,7 @@ to an order.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from costcache.errors import PluginError
@@ -75,6 +76,8 @@ class RankedRecords:
         if not is_ours(order):
             watch = Watch(name, order, self._time_budget, self._drops_slow, self.counters)
             watch.seal()
+        with contextlib.suppress(AttributeError):  # a class that takes none
+            order._in_use = True
         self._guard = OrderGuard(name, order, self.records, self._listen, watch)
         self._listen(order)
         if self._over_tier:

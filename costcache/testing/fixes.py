@@ -106,6 +106,10 @@ _FIXES: tuple[tuple[str, str], ...] = tuple(
         ),
         # running
         (
+            r"below (raised|returned|was refused)",
+            "let below(pool) return a new VictimOrder for each tier, or None",
+        ),
+        (
             r"cannot be made|make_order returned|which is not a \w+Order",
             "let make_order(cost, pools, settings) return a new order of the kind that sees declares",
         ),

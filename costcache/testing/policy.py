@@ -20,6 +20,7 @@ from costcache.radix.cache import PrefixCache
 from costcache.testing import strategies
 from costcache.testing.offered import Offered
 from costcache.testing.server import SmallServer, made_cache
+from costcache.testing.slower import check_slower_tier, has_order_below
 from costcache.testing.steps import Evict, Request, Serve, Step, stream
 from costcache.testing.watched import nothing_shared, watching
 
@@ -202,6 +203,17 @@ class PolicyContract(Offered):
             server.run(stream(seed=2, steps=120))
             server.cache.reset()
             server.run(stream(seed=3, steps=120))
+
+    def test_an_order_that_it_makes_for_a_slower_tier_serves_there(self) -> None:
+        """Only of a policy whose order has a method ``below``."""
+        for name in self.served():
+            for flat in (False, True):
+                server = SmallServer(self.cache(name, 200))
+                for step in stream(seed=5, steps=60):
+                    server.do(step)
+                if has_order_below(server.cache):
+                    for _ in range(2):  # a host and a disk
+                        check_slower_tier(server.cache, flat=flat)
 
     def test_a_victim_takes_about_as_long_among_many_leaves_as_among_few(self) -> None:
         """Counted in lines of Python, not timed; what a C function scans is not seen.

@@ -22,7 +22,8 @@ class Ahead:
     It is not the free target of the plugin, to which an eviction frees *beyond* a shortfall: here nobody is
     short yet, the room wanted follows the requests, and what nobody would wait for is left alone. That is a
     victim which is below already: a request may want it still. It counts as room, if that is enough; one
-    that is not is evicted, since the next allocation of that size could not spare it.
+    that is not is evicted, since the next allocation of that size could not spare it. Nor is anything evicted
+    that could not be copied now, since as much is under way as may be: it would be lost, and for nobody.
 
     All of it follows from counts that every rank has: allocations, requests, the trees, and copies that all
     ranks have finished or not collected yet.
@@ -56,8 +57,12 @@ class Ahead:
             pool.defer(victim)
             node: Any = victim.record
             tokens = min(node.tokens, victim.at_most(missing))
-            if tokens >= missing and self._down.has(node):
-                self._left = clock.accesses, pool.free
+            to_copy = self._down.left_to_copy(node)
+            if to_copy is None:
+                if tokens >= missing:
+                    self._left = clock.accesses, pool.free
+                    break
+            elif not self._down.may_copy(node, to_copy):
                 break
             got = device.cache.evict(tokens, watermark=False).freed
             if not got:

@@ -142,6 +142,7 @@ class TieredCache:
             self._build(buffers)
         except BaseException:
             self.close()
+            cache._tree.pool.reset()  # its order has heard of tiers that are not there
             raise
 
     def _build(self, buffers: Buffers) -> None:
@@ -158,6 +159,7 @@ class TieredCache:
                 chosen.storage, folder, chosen.disk, chosen.storage_settings
             )
         host: HostTier | None = None
+        tree.pool.reset()  # tiers that the cache had before are of no account
         try:
             if chosen.host:
                 host = HostTier(lower, chosen.host, chosen.state_share, layout)
@@ -445,7 +447,8 @@ class TieredCache:
         Where the policy of writing works ahead of need (``by_cost``), this also evicts until as much is free
         as the largest allocation of late took: one counts 2 % less with each request after it, and a tenth
         of the device at most. A victim that a slower tier has already is left, if it has as many tokens as
-        are missing. So lock what a request has matched before the next step, as before any eviction.
+        are missing, and so is one that cannot be copied now because of ``in_flight``. So lock what a request
+        has matched before the next step, as before any eviction.
         """
         if self._mover is None:
             return 0

@@ -108,10 +108,18 @@ class Down:
             self._renewed = now
             target.renew(target.find(place_of(node)), node)
 
-    def has(self, node: Node) -> bool:
-        """Whether all of a node is in the slower tier or on its way: its eviction would copy nothing."""
+    def left_to_copy(self, node: Node) -> int | None:
+        """Tokens that the eviction of a node would have to copy, with its ending; None if it is all below.
+
+        What is on its way to the slower tier counts as being there.
+        """
         at, start = self._reach(place_of(node))
-        return start >= node.end and not self._lacks_ending(node, at)
+        return None if start >= node.end and not self._lacks_ending(node, at) else max(0, node.end - start)
+
+    def may_copy(self, node: Node, tokens: int) -> bool:
+        """Whether so many tokens of a node's prefix, and its ending, may be copied now."""
+        source = self._source
+        return self._may(tokens, source.ending(node).size if source.needs_ending else 0)
 
     def _reach(self, place: Place) -> tuple[Node, int]:
         """The node at the end of a prefix in the slower tier, and the tokens there or on their way."""

@@ -185,3 +185,6 @@ def test_plugins_are_still_listed_without_a_subcommand() -> None:
 
 def test_every_problem_has_a_fix() -> None:
     assert "costcache.testing" in fix_of("something that nobody foresaw")
+    assert "a new VictimOrder for each tier" in fix_of(
+        "LRU had to take over: below raised PluginError: below"
+    )

@@ -13,6 +13,7 @@ from costcache import KeyedOrder, ModelSpec, NodeRecord, PolicySpec, Victim, Vic
 from costcache.hookspecs import hookimpl
 from costcache.plugins import PluginManager
 from costcache.policies.states import StateOrder
+from costcache.records import PoolState
 from costcache.testing import ArchitectureContract, PolicyContract, stream
 
 OWN = sorted(PluginManager().policies())
@@ -155,6 +156,59 @@ class WordlessState(StateOrder):
 ONE = Good()
 
 
+class Lending(Good):
+    """Makes an order for a slower tier, without a fault."""
+
+    def below(self, pool: PoolState) -> Any:
+        return Good()
+
+
+class LendingItself(Good):
+    def below(self, pool: PoolState) -> Any:
+        return self  # the fault
+
+
+class LendingOne(Good):
+    """Gives all tiers one order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = Good()
+
+    def below(self, pool: PoolState) -> Any:
+        return self.one
+
+
+class LendingNone(Good):
+    def below(self, pool: PoolState) -> Any:
+        return Good  # the class
+
+
+class Keeping(Good):
+    """Keeps a record that is never inserted, and forgets what it does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, NodeRecord] = {}
+
+    def inherit(self, record: NodeRecord, history: NodeRecord) -> None:
+        self.known[record.serial] = history
+
+    def remove(self, record: NodeRecord) -> None:
+        del self.known[record.serial]
+        super().remove(record)
+
+
+class LendingKeeping(Good):
+    def below(self, pool: PoolState) -> Any:
+        return Keeping()
+
+
+class LendingForgetful(Good):
+    def below(self, pool: PoolState) -> Any:
+        return Forgetful()
+
+
 class Undescribed(BaseModel):
     """Settings without help."""
 
@@ -194,6 +248,7 @@ WATCHED = "test_it_names_unlocked_leaves_and_writes_to_their_data_only"
 SERVED = "test_whatever_happens_it_frees_enough_and_nothing_pinned"
 OFFERED = "test_it_is_offered_with_a_summary_and_default_settings"
 ALONE = "test_what_another_cache_does_changes_nothing"
+BELOW = "test_an_order_that_it_makes_for_a_slower_tier_serves_there"
 GROWTH = "test_a_victim_takes_about_as_long_among_many_leaves_as_among_few"
 
 TESTS = [
@@ -203,7 +258,7 @@ TESTS = [
 ]
 
 
-@pytest.mark.parametrize("order", [Good, FallingHeard])
+@pytest.mark.parametrize("order", [Good, FallingHeard, Lending])
 def test_a_policy_without_a_fault_passes(order: Callable[[], VictimOrder]) -> None:
     assert {test: outcome(Offer(order), test) for test in TESTS} == dict.fromkeys(TESTS, "")
 
@@ -231,6 +286,11 @@ def test_a_policy_without_a_fault_passes(order: Callable[[], VictimOrder]) -> No
         (Offer(lambda: ONE), ALONE, "make_order returned one order for two caches"),
         (Offer(Falling), WATCHED, "has the lower key"),
         (Offer(Good, sees=frozenset({"leaves"})), WATCHED, "declares that it sees leaves alone"),
+        (Offer(LendingItself), BELOW, "below was refused"),
+        (Offer(LendingOne), BELOW, "below was refused"),
+        (Offer(LendingNone), BELOW, "below was refused"),
+        (Offer(LendingKeeping), BELOW, "in a slower tier, LRU had to take over"),
+        (Offer(LendingForgetful), BELOW, "in a slower tier, LRU had to take over"),
         (Offer(Wordless), SERVED, "LRU had to take over"),
         (Offer(WordlessState, sees=frozenset({"states"})), SERVED, "LRU had to take over"),
         (Offer(Good, windows="nope"), OFFERED, "there is no such policy"),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from costcache import RequestInfo
+from costcache import Deployment, KeyedOrder, NodeRecord, RadixCache, RequestInfo, Victim, VictimOrder
+from costcache.errors import SettingsError
 from costcache.policies.hazard.below import BelowHazard
 from costcache.policies.hazard.order import Hazard
 from costcache.policies.keyed import LRU
-from tests.tiers import LAYERS, MemoryStore, Prompts, Server, plugins_with
+from costcache.records import PoolState
+from costcache.storage import StorageSpec
+from costcache.tiers import Buffers, Layout, TieredCache
+from tests.property.kit import Plugin, manager
+from tests.property.kit import policy as offering
+from tests.tiers import LAYERS, PAGE, MemoryStore, Prompts, Server, model, plugins_with
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -114,12 +121,35 @@ def test_what_is_below_already_is_left_on_the_device() -> None:
     assert first is not None
     made.cache._pool.defer(first)
     node: Any = first.record
-    assert mover_of(made)._to_host.has(node)
+    assert mover_of(made)._to_host.left_to_copy(node) is None
     short = mover_of(made)._ahead.room - made.cache.free
     assert short > 0, "there is less room than is wanted"
     assert made.tiers.step() == 0
     assert mover_of(made)._ahead.room - made.cache.free == short
     assert made.tiers.counters["host"].written == written
+    made.tiers.close()
+
+
+@pytest.mark.parametrize("layout", sorted(LAYERS))
+def test_nothing_is_evicted_ahead_that_could_not_be_copied_now(layout: str) -> None:
+    """It would be lost, though nobody is short of room."""
+    made = server(layout, slots=400, disk=0, host=4000, in_flight=40_000)
+    for number in range(12):
+        made.serve(prompt(number))
+    line, copied = made.tiers._lines[0], threading.Event()
+    line.submit(lambda: int(copied.wait(60.0)), lambda done: None, 40_000)  # as much as may be under way
+    evictions, free = made.cache.counters.evictions, made.cache.free
+    for _ in range(3):
+        made.tiers.step()
+    assert (made.cache.counters.evictions, made.cache.free) == (evictions, free)
+    assert not made.tiers.counters["host"].skipped
+    copied.set()
+    made.tiers.drain()
+    made.tiers.step()
+    assert made.cache.free > free, "once there is room on the link"
+    made.tiers.drain()
+    host = made.tiers.counters["host"]
+    assert host.written > host.skipped == 0
     made.tiers.close()
 
 
@@ -294,6 +324,37 @@ def test_the_tiers_follow_a_device_whose_order_failed(
     made.tiers.close()
 
 
+def test_a_cache_without_the_tiers_that_it_was_to_have_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they are refused or closed: the order ranks by FLOPs again, and remembers as much as before."""
+    spec, deployment = model("mla"), Deployment(page_size=PAGE)
+    settings = {"objective": "flops"}
+    cache = RadixCache(spec, 160, PAGE, "hazard", deployment=deployment, policy_settings=settings)
+    buffers = Buffers.allocate(Layout.of(spec, deployment), 160, 0, 0)
+    host = buffers.layout().token_bytes * 400
+
+    def refuse(*_: Any) -> None:
+        raise SettingsError("no room")
+
+    def known() -> tuple[int, float]:
+        order = cache._pool.order
+        assert isinstance(order, Hazard)
+        return order.learner.depths.count, order.intake.ghosts._room
+
+    before = known()
+    assert before[0] > 1
+    with monkeypatch.context() as patched:
+        patched.setattr("costcache.tiers.cache.DiskTier.__init__", refuse)
+        plugins = plugins_with(MemoryStore())
+        monkeypatch.setattr(cache._tree.binding.plugins, "open_storage", plugins.open_storage)
+        with pytest.raises(SettingsError, match="no room"):
+            TieredCache(cache, buffers, host=host, disk=host, path=Path("unused"), storage="tested")
+    assert known() == before
+    for _ in range(3):
+        tiers = TieredCache(cache, buffers, host=host)
+        assert known() == (1, 6.0 * (160 + 400))
+        tiers.close()
+
+
 def test_other_policies_learn_on_each_tier() -> None:
     made = server(policy="gdsf")
     mover = mover_of(made)
@@ -326,3 +387,105 @@ def test_random_prompts_never_drop_an_order() -> None:
         assert tier.pool.counters.evicted > 0
     assert made.checked > 1000
     made.tiers.close()
+
+
+# -- wrong orders for the tiers ------------------------------------------------------------------
+
+
+class Plain(KeyedOrder):
+    """LRU, with a method ``below`` that a test gives it."""
+
+    lends: Any = None
+
+    def key(self, record: NodeRecord) -> int:
+        return record.recency
+
+    def below(self, pool: PoolState) -> Any:
+        return self.lends(self)
+
+
+class Frozen(VictimOrder):
+    """Takes no attribute once it is made."""
+
+    def __init__(self) -> None:
+        self.__dict__["records"] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(name)
+
+    def insert(self, record: NodeRecord) -> None:
+        self.__dict__["records"][record.serial] = record
+
+    def split(self, prefix: NodeRecord, tail: NodeRecord) -> None:
+        self.insert(prefix)
+
+    def remove(self, record: NodeRecord) -> None:
+        del self.__dict__["records"][record.serial]
+
+    def next_victim(self, pool: str) -> Victim | None:
+        return next((Victim(each) for each in self.__dict__["records"].values() if each.is_evictable), None)
+
+
+def leaves(order: Plain) -> Any:
+    raise SystemExit(3)
+
+
+def one(order: Plain, made: list[Any] = []) -> Any:  # noqa: B006 # the fault: one order for all
+    made += [LRU()] * (not made)
+    return made[0]
+
+
+@pytest.mark.parametrize(
+    ("lends", "says"),
+    [
+        (lambda order: order, "below returned a Plain by which a pool ranks already"),
+        (one, "below returned a LRU by which a pool ranks already"),
+        (lambda order: 7, "below returned 7: return a VictimOrder or None"),
+        (leaves, "SystemExit"),
+    ],
+)
+def test_a_wrong_order_for_a_tier_is_reported_and_all_tiers_serve_on(
+    lends: Any, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = type("Plain", (Plain,), {"lends": staticmethod(lends)})
+    made = offering_server(plain)
+    (line,) = [line.getMessage() for line in caplog.records if "is dropped for 'lru'" in line.message]
+    assert line.startswith("policy 'mine'")
+    assert says in line
+    for number in range(40):
+        made.serve(prompt(number % 7, 24))
+        made.serve(prompt(number + 10, 16))
+        made.tiers.step()
+    made.tiers.drain()
+    mover = mover_of(made)
+    for tier in (mover.device, mover.host, mover.disk):
+        assert isinstance(tier.pool.order, LRU)
+        assert tier.pool.policy == "lru"
+        assert tier.pool.counters.evicted
+    assert not any(tier.pool.fallbacks for tier in (mover.host, mover.disk))
+    made.tiers.close()
+
+
+def test_an_order_that_takes_no_attribute_serves() -> None:
+    made = offering_server(Frozen)
+    for number in range(20):
+        made.serve(prompt(number))
+    assert not made.cache._pool.fallbacks
+    made.tiers.close()
+
+
+def offering_server(order: type[VictimOrder]) -> Server:
+    store = MemoryStore()
+    spec = StorageSpec(lambda path, capacity, settings: store, "for a test")
+    plugins = manager(mine=offering("mine", order), tested=Plugin(storage_backend=lambda: {"tested": spec}))
+    return Server(
+        "mla",
+        storage="tested",
+        plugins=plugins,
+        disk=240,
+        path=Path("unused"),
+        host=160,
+        write="by_cost",
+        slots=160,
+        policy="mine",
+    )
