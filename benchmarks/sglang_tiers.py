@@ -48,28 +48,28 @@ class Logged:
 
     def __init__(self, simulator: Simulator, policy: str, tokens: int) -> None:
         """Replay over tiers, and log."""
-        from costcache.sim.tiers import Tiers
+        from costcache.sim.tiers import TieredServer
 
         self.events: list[tuple[int, bool]] = []
-        serve, finish = Tiers._serve, Tiers._finish
+        start, finish = TieredServer.start, TieredServer.finish
 
-        def served(tiers: Any, index: int, now: float) -> float | None:
-            first_token: float | None = serve(tiers, index, now)
+        def started(server: Any, index: int, now: float) -> float | None:
+            first_token: float | None = start(server, index, now)
             if first_token is not None:
                 self.events.append((index, True))
             return first_token
 
-        def finished(tiers: Any, ended: Any) -> None:
+        def finished(server: Any, ended: Any) -> None:
             self.events.append((ended.number, False))
-            finish(tiers, ended)
+            finish(server, ended)
 
-        Tiers._serve, Tiers._finish = served, finished  # type: ignore[method-assign]  # for one replay
+        TieredServer.start, TieredServer.finish = started, finished  # type: ignore[method-assign]  # for one replay
         try:
             below = TiersBelow(host=int(HOST * tokens * simulator.token_bytes), write="write_through")
             serving = ServingSettings(decode_seconds=DECODE, load="open", spread_bursts=False)
             outcome = simulator.tiered(Settings(policy=policy), tokens, below, serving=serving)
         finally:
-            Tiers._serve, Tiers._finish = serve, finish  # type: ignore[method-assign]  # as above
+            TieredServer.start, TieredServer.finish = start, finish  # type: ignore[method-assign]  # as above
         self.device, self.host = outcome.device, outcome.loaded
 
 

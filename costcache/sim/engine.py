@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from costcache.sim.serving import Server
     from costcache.sim.settings import ServingSettings, TiersBelow
     from costcache.sim.stack import LRUCurve
-    from costcache.sim.tiers import TieredOutcome
+    from costcache.sim.tiers.outcome import TieredOutcome
     from costcache.sim.trace import Trace
 
 __all__ = ["OFFLINE", "Simulator"]
@@ -238,9 +238,9 @@ class Simulator:
             PluginError: If there is no such policy, or it cannot serve the model.
             SettingsError: If a setting is wrong, or the model's windows are in a pool of their own.
         """
-        from costcache.sim.extents import extents
         from costcache.sim.settings import ServingSettings
-        from costcache.sim.tiers import Below, Tiers
+        from costcache.sim.tiers import Below, TieredServer
+        from costcache.sim.tiers.extents import extents
         from costcache.tiers import make_writing
 
         if settings.policy in OFFLINE:
@@ -258,7 +258,7 @@ class Simulator:
             below.append(Below("host", tiers.host, tiers.link, _LATENCY))
             if tiers.disk is not None and tiers.disk_bandwidth is not None:
                 below.append(Below("disk", tiers.disk, tiers.disk_bandwidth, _DISK_LATENCY))
-        return Tiers(
+        return TieredServer(
             self.trace,
             extents(self.runs, self._deployment.page_size, _MOST_MOVED),
             self._bind(settings),

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from costcache.errors import SettingsError
 
 if TYPE_CHECKING:
+    from costcache.sim.settings import ServingSettings
     from costcache.sim.trace import Trace
 
-__all__ = ["Load", "load_kind", "spread_ties"]
+__all__ = ["Load", "load_kind", "load_of", "spread_ties"]
 
 Kind = Literal["open", "sessions", "clients"]
 
@@ -126,6 +127,21 @@ class Load:
     def _schedule(self, seconds: float, request: int) -> None:
         self.arrivals[request] = seconds
         heapq.heappush(self._upcoming, (seconds, request))
+
+
+def load_of(settings: ServingSettings, trace: Trace) -> Load:
+    """The arrivals of a trace's requests at a server.
+
+    Raises:
+        SettingsError: If the trace lacks the fields that ``settings`` needs.
+    """
+    return Load(
+        trace,
+        load_kind(settings.load, trace),
+        clients=settings.concurrency,
+        rate=settings.rate,
+        spread=settings.spread_bursts,
+    )
 
 
 def spread_ties(times: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from costcache.errors import SettingsError
-from costcache.sim.load import Load, load_kind
-from costcache.sim.loop import PER_REPORT, no_collector
+from costcache.sim.load import load_of
+from costcache.sim.loop import no_collector
+from costcache.sim.queueing import serve_queue
 from costcache.sim.replay import outcome_of
 from costcache.sim.requests import RequestInfos
 from costcache.sim.settings import ServingSettings
@@ -106,13 +106,7 @@ class Server:
     ) -> None:
         self.keys, self.tree, self.pool = keys, tree, tree.pool
         self.prefill, self.settings = prefill, settings
-        self.load = Load(
-            trace,
-            load_kind(settings.load, trace),
-            clients=settings.concurrency,
-            rate=settings.rate,
-            spread=settings.spread_bursts,
-        )
+        self.load = load_of(settings, trace)
         after = trace.with_outputs(computed=True) if settings.outputs else None
         self.keys_after = None if after is None else after.page_keys(keys.page_size)  # outputs included
         self.service: list[float] = []
@@ -149,55 +143,18 @@ class Server:
     def run(self) -> Outcome:
         """Replay the trace; returns the outcome."""
         started = time.perf_counter()
-        waiting: deque[int] = deque()
-        running, limit = self.running, self.settings.concurrency
-        reported, count, done = 0, len(self.inputs), 0
-        now = 0.0
-        while True:
-            if not waiting:
-                event = self.next_event()
-                if event is None:
-                    break
-                now = max(now, event)
-            now = max(now, self.free_at)
-            self.until(now, waiting)
-            if not waiting:
-                continue
-            if len(running) < limit and self.start(waiting[0], now, alone=not running):
-                waiting.popleft()
-                done += 1
-                if self.progress is not None and done - reported >= PER_REPORT:
-                    self.progress(done - reported)
-                    reported = done
-            else:
-                now = max(now, running[0].ends)  # frees slots, and a running request's place
-        if self.progress is not None:
-            self.progress(count - reported)
+        serve_queue(
+            self.load, self.running, self.settings.concurrency, self.start, self.finish, self.progress
+        )
         seconds = time.perf_counter() - started
         return outcome_of(self.tree, self.matched, seconds, self.deciding, self.ttft)
 
-    def next_event(self) -> float | None:
-        """Time of the next arrival or end of a request; None when nothing is left."""
-        arrives = self.load.next_time()
-        ends = self.running[0].ends if self.running else None
-        if arrives is None or ends is None:
-            return ends if arrives is None else arrives
-        return min(arrives, ends)
+    def start(self, index: int, now: float) -> float | None:
+        """Admit the request at the head of the queue and run its prefill.
 
-    def until(self, now: float, waiting: deque[int]) -> None:
-        """Process all arrivals and ends up to ``now``, in order: an end may cause an arrival."""
-        running, load = self.running, self.load
-        while True:
-            arrives = load.next_time()
-            if running and running[0].ends <= now and (arrives is None or running[0].ends <= arrives):
-                self.finish(heapq.heappop(running))
-            elif arrives is not None and arrives <= now:
-                waiting.append(load.take())
-            else:
-                return
-
-    def start(self, index: int, now: float, *, alone: bool) -> bool:
-        """Admit the request at the head of the queue and run its prefill; False if it has to wait."""
+        Returns:
+            When the prefill ends; None if the request has to wait.
+        """
         tree, pool = self.tree, self.pool
         page = tree.page_size
         key = bytes(self.keys[index])
@@ -210,11 +167,11 @@ class Server:
             request = self.head = pool.begin(None if askers is None else askers[index])
         # A waiting request matches again: its prefix stays recent, and its use counts once.
         node = self.find(tree.root(()), key[:usable], request)
-        if not self.run_prompt(index, now, node, request, alone=alone):
-            return False
+        if not self.run_prompt(index, now, node, request, alone=not self.running):
+            return None
         self.head = None
         self.restore()
-        return True
+        return self.free_at
 
     def run_prompt(self, index: int, now: float, node: Node, request: RequestRecord, *, alone: bool) -> bool:
         """Admit a request that matched up to ``node``, and cache its prompt; False if it has to wait."""

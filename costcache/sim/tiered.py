@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from costcache.settings import Settings
     from costcache.sim.engine import Simulator
     from costcache.sim.settings import TiersBelow
-    from costcache.sim.tiers import TieredOutcome
+    from costcache.sim.tiers.outcome import TieredOutcome
 
 __all__ = ["TierFigures", "TieredBound", "TieredRun", "make_tiered_run", "tiered_bound"]
 

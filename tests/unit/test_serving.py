@@ -100,11 +100,11 @@ class Audited(Server):
         self.attempts = 0
         self.ended: dict[int, float] = {}
 
-    def start(self, index: int, now: float, *, alone: bool) -> bool:
+    def start(self, index: int, now: float) -> float | None:
         self.attempts += 1
-        assert alone == (not self.running)
+        alone = not self.running
         before = self.pool.counters.oversized
-        started = super().start(index, now, alone=alone)
+        started = super().start(index, now)
         if self.pool.counters.oversized > before:
             assert alone
             assert len(self.running) == 1

@@ -16,12 +16,13 @@ from costcache.plugins import get_plugins
 from costcache.policies.hazard import Hazard
 from costcache.policies.hazard.below import BelowHazard
 from costcache.settings import Settings
-from costcache.sim.doubles import Doubles
 from costcache.sim.engine import Simulator
-from costcache.sim.extents import ROOT, extents
 from costcache.sim.settings import ServingSettings, TiersBelow
 from costcache.sim.tiered import make_tiered_run, tiered_bound
-from costcache.sim.tiers import Below, TieredOutcome, Tiers
+from costcache.sim.tiers import Below, TieredOutcome, TieredServer
+from costcache.sim.tiers.doubles import Doubles
+from costcache.sim.tiers.extents import ROOT, extents
+from costcache.sim.tiers.server import Running
 from costcache.sim.trace import Trace
 from costcache.sim.workloads import generate, workload_settings
 from costcache.tiers import WRITINGS, make_writing
@@ -48,7 +49,7 @@ def trace_of(prompts: list[list[int]], gap: float = 100.0, outputs: int = 1) -> 
     )
 
 
-def tiers_of(
+def server_of(
     trace: Trace,
     pages: int,
     below: list[Below],
@@ -58,12 +59,12 @@ def tiers_of(
     model: str = "deepseek-v3",
     extent: int = PAGE,
     running: Literal["in_pool", "beside"] = "in_pool",
-) -> Tiers:
+) -> TieredServer:
     plugins = get_plugins()
     spec, deployment = plugins.resolve(model), Deployment(page_size=PAGE)
     simulator = Simulator(trace, spec, deployment)
     binding = Binding.of(spec, deployment, Settings(policy=policy), drops_slow=False)
-    return Tiers(
+    return TieredServer(
         trace,
         extents(simulator.runs, PAGE, extent),
         binding,
@@ -161,7 +162,7 @@ def test_two_tiers_find_what_a_naive_model_finds(
     asked: list[tuple[int, int]], device: int, below: int
 ) -> None:
     prompts = [[100 * talk + turn for turn in range(turns)] for talk, turns in asked]
-    found = tiers_of(trace_of(prompts), device, [host(below)], "write_back").run()
+    found = server_of(trace_of(prompts), device, [host(below)], "write_back").run()
     naive = Naive(device, below)
     expected = [naive.ask(now, prompt) for now, prompt in enumerate(prompts, 1)]
     assert [*zip(found.device // PAGE, found.loaded // PAGE, strict=True)] == expected
@@ -173,7 +174,7 @@ def test_what_a_prompt_has_beyond_the_device_is_found_below(
     asked: list[tuple[int, int]], device: int, below: int
 ) -> None:
     prompts = [[100 * talk + turn for turn in range(turns)] for talk, turns in asked]
-    found = tiers_of(trace_of(prompts), device, [host(below)], "write_back", running="beside").run()
+    found = server_of(trace_of(prompts), device, [host(below)], "write_back", running="beside").run()
     naive = Naive(device, below, beside=True)
     expected = [naive.ask(now, prompt) for now, prompt in enumerate(prompts, 1)]
     assert [*zip(found.device // PAGE, found.loaded // PAGE, strict=True)] == expected
@@ -191,7 +192,7 @@ def test_a_prompt_larger_than_the_device_is_kept_by_whoever_writes_at_once(
     prompt = [*range(600)]
     policy = "hazard" if write == "by_cost" else "lru"
     trace = trace_of([prompt, prompt])
-    found = tiers_of(trace, 300, [host(700)], write, policy=policy, model=model, running="beside").run()
+    found = server_of(trace, 300, [host(700)], write, policy=policy, model=model, running="beside").run()
     assert found.device[1] + found.loaded[1] == (600 * PAGE if kept else found.device[1])
 
 
@@ -199,9 +200,9 @@ def test_a_prompt_larger_than_the_device_is_kept_by_whoever_writes_at_once(
 def test_a_request_that_does_not_fit_beside_a_running_one_waits(outputs: int, waits: bool) -> None:
     """Of eight pages each takes three for its prompt and one, or four, for its last token and its output."""
     trace = trace_of([[1, 2, 3], [4, 5, 6]], gap=1e-6, outputs=outputs)
-    tiers = tiers_of(trace, 8, [host(8)], "write_back")
-    ttft, prefill = tiers.run().ttft, tiers.prefill.one(3 * PAGE + 1, 0)
-    decode = (outputs - 1) * tiers.settings.decode_seconds
+    server = server_of(trace, 8, [host(8)], "write_back")
+    ttft, prefill = server.run().ttft, server.prefill.one(3 * PAGE + 1, 0)
+    decode = (outputs - 1) * server.settings.decode_seconds
     assert ttft.tolist() == pytest.approx([prefill, 2 * prefill + waits * decode], abs=1e-3)
 
 
@@ -209,14 +210,14 @@ def test_a_running_request_is_not_evicted() -> None:
     """The prompt of a request that has ended is evicted, not the less recent one of a request that runs."""
     trace = trace_of([[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 3]], gap=1.0)
     trace.output_tokens[:] = [200, 1, 1, 1]
-    found = tiers_of(trace, 21, [host(8)], "write_back").run()
+    found = server_of(trace, 21, [host(8)], "write_back").run()
     assert found.device.tolist() == [0, 0, 0, 3 * PAGE]
 
 
-def check_tiers(tiers: Tiers) -> None:
+def check_tiers(server: TieredServer) -> None:
     """No tier holds more than it can, each byte is accounted for, and what is pinned is what is above."""
-    device = tiers.device
-    for level, tier in enumerate(tiers.all):
+    device = server.device.tier
+    for level, tier in enumerate(server.tiers):
         held = [record for record in tier.records.values() if record.held]
         assert tier.used == sum(tier.size(record.extent, record.has_state) for record in held)
         assert tier.used + tier.reserved <= tier.capacity
@@ -229,16 +230,16 @@ def check_tiers(tiers: Tiers) -> None:
             # What a tier only tracks is locked, and is above it.
             assert record.has_state or record.state is None or (level and record.state.locks)
         assert set(tier.pool.live.values()) == set(tier.records.values())
-        running = [each for each in tiers.running if each.last is not None]
-        assert tier.reserved == (0 if level else sum(each.reserved for each in tiers.running))
+        running = [each for each in server.running if each.last is not None]
+        assert tier.reserved == (0 if level else sum(each.reserved for each in server.running))
         assert level or all(each.last.locks for each in running if each.last is not None)
         if level:
-            upper = tiers.all[1:level]
+            upper = server.tiers[1:level]
             for record in tier.records.values():
                 above = record.extent in device.records or any(up.held(record.extent) for up in upper)
                 assert record.held or above
                 assert bool(record.pins) == above
-            moved = tiers.moved[level - 1]
+            moved = server.lower.moved[level - 1]
             assert moved.peak <= tier.capacity
             left = moved.evicted + moved.given_up
             assert moved.down - left == tier.used  # all that came has left, or is here
@@ -247,11 +248,11 @@ def check_tiers(tiers: Tiers) -> None:
         assert parent == ROOT or parent in device.records
 
 
-class Checked(Tiers):
+class Checked(TieredServer):
     """Checks after every request."""
 
-    def _finish(self, *ended: object) -> None:
-        super()._finish(*ended)  # type: ignore[arg-type]  # as it is called
+    def finish(self, ended: Running) -> None:
+        super().finish(ended)
         check_tiers(self)
 
 
@@ -279,73 +280,73 @@ def test_bytes_are_conserved_and_no_tier_holds_too_much(
     prompts = [[100 * talk + turn for turn in range(turns)] for talk, turns in asked]
     below = [host(sizes[0]), *([disk(sizes[1])] if sizes[1] else [])]
     trace = trace_of(prompts, gap, outputs=1 if gap > 1 else 30)
-    tiers = tiers_of(
+    server = server_of(
         trace, device, below, write, policy=policy, model=model, extent=4 * PAGE, running=running
     )
-    tiers.__class__ = Checked
-    outcome = tiers.run()
+    server.__class__ = Checked
+    outcome = server.run()
     assert outcome.policy == policy
-    assert not tiers.running
-    assert not tiers.device.reserved
-    assert not tiers.device.pool.pinned
+    assert not server.running
+    assert not server.device.tier.reserved
+    assert not server.device.tier.pool.pinned
     assert not outcome.fallbacks
     assert ((outcome.device + outcome.loaded) < trace.input_tokens).all()
     assert sum(moved.hits for moved in outcome.tiers.values()) >= outcome.loaded.sum() - len(trace)
 
 
 def outcome_of(write: str, *below: Below, prompts: list[list[int]], pages: int = 4) -> TieredOutcome:
-    return tiers_of(trace_of(prompts), pages, [*below], write).run()
+    return server_of(trace_of(prompts), pages, [*below], write).run()
 
 
-def hybrid(prompts: list[list[int]], states: int, pages: int, below: list[Below], write: str) -> Tiers:
+def hybrid(prompts: list[list[int]], states: int, pages: int, below: list[Below], write: str) -> TieredServer:
     """A server of a hybrid with room for so many states, and for so many pages besides."""
-    tiers = tiers_of(trace_of(prompts), 1, below, write, model="qwen3-next")
-    device = tiers.device
+    server = server_of(trace_of(prompts), 1, below, write, model="qwen3-next")
+    device = server.device.tier
     device.capacity = states * device.state_bytes + pages * PAGE * device.token_bytes
-    tiers.__class__ = Checked
-    return tiers
+    server.__class__ = Checked
+    return server
 
 
 def test_a_state_is_loaded_alone_for_kv_that_the_device_has() -> None:
     """Two prompts share a beginning, whose state is evicted when others need room, but not its KV."""
     first, longer = [1, 2], [1, 2, 3, 4, 5, 6]
-    tiers = hybrid([first, longer, first], 1, 10, [host(60_000)], "write_back")
-    tiers._supersede = lambda records: None  # type: ignore[method-assign] # the first prompt's state is wanted
-    outcome = tiers.run()
+    server = hybrid([first, longer, first], 1, 10, [host(60_000)], "write_back")
+    server.device._supersede = lambda records: None  # type: ignore[method-assign] # the first prompt's state is wanted
+    outcome = server.run()
     moved = outcome.tiers["host"]
     assert outcome.device.tolist()[2] == 2 * PAGE
     assert moved.hits == 0
-    assert moved.up == tiers.device.state_bytes
+    assert moved.up == server.device.tier.state_bytes
 
 
 def test_kv_after_the_last_state_goes_first() -> None:
     """Of two conversations the longer one has lost its state: all of its KV goes before the other's."""
-    tiers = hybrid([[1, 2, 3, 4, 5, 6], [11, 12], [21, 22], [11, 12]], 2, 8, [], "write_back")
-    outcome = tiers.run()
+    server = hybrid([[1, 2, 3, 4, 5, 6], [11, 12], [21, 22], [11, 12]], 2, 8, [], "write_back")
+    outcome = server.run()
     assert outcome.device.tolist() == [0, 0, 0, 2 * PAGE]
 
 
 def test_room_is_made_ahead_only_of_what_must_be_written() -> None:
     """By cost evicts ahead what is not below yet, and leaves the rest for as long as there is room."""
     prompts = [[100 * talk + page for page in range(10)] for talk in (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6)]
-    tiers = tiers_of(trace_of(prompts), 40, [host(1000)], "by_cost")
-    outcome = tiers.run()
+    server = server_of(trace_of(prompts), 40, [host(1000)], "by_cost")
+    outcome = server.run()
     half = len(prompts) // 2
     assert outcome.loaded[half:].sum() > 0
     # The room that was made ahead of the first six is not made again: all their KV is below by now.
-    free = tiers.device.capacity - tiers.device.used
-    assert free < tiers.device.capacity // 10
-    assert tiers.moved[0].down == 60 * PAGE * KV
+    free = server.device.tier.capacity - server.device.tier.used
+    assert free < server.device.tier.capacity // 10
+    assert server.lower.moved[0].down == 60 * PAGE * KV
 
 
 def test_room_for_a_request_that_waits_is_made_while_others_are_computed() -> None:
     def waits(write: str, prompts: int) -> float:
         trace = trace_of([[10 * talk + at for at in range(6)] for talk in range(prompts)])
         trace.timestamps[2:] = trace.timestamps[1] + 1e-6
-        tiers = tiers_of(trace, 8, [host(50, 10e9)], write, running="beside")
-        tiers.run()
-        assert tiers.moved[0].down
-        return tiers.outcome.write_wait_seconds
+        server = server_of(trace, 8, [host(50, 10e9)], write, running="beside")
+        server.run()
+        assert server.lower.moved[0].down
+        return server.outcome.write_wait_seconds
 
     # The second one comes to an idle server, and waits for what is written; the third one comes with it.
     assert waits("write_back", 3) > 1.5 * waits("write_back", 2) > 0.0
@@ -362,14 +363,14 @@ def test_a_device_above_a_tier_weighs_all_tokens_alike(objective: str) -> None:
     binding = Binding.of(spec, deployment, chosen, drops_slow=False)
     parts = extents(simulator.runs, PAGE, PAGE)
     for below in ([], [host(8)]):
-        tiers = Tiers(
+        server = TieredServer(
             trace, parts, binding, 10**9, below, make_writing("by_cost"), simulator.prefill, ServingSettings()
         )
         tells = objective == "flops"
-        device = tiers.device.pool.order
+        device = server.device.tier.pool.order
         assert isinstance(device, Hazard)
         assert (device.learner.depths.count > 1) == (tells and not below)
-        for tier in tiers.tiers:  # what is evicted from there is computed again
+        for tier in server.lower.tiers:  # what is evicted from there is computed again
             order = tier.pool.order
             assert isinstance(order, BelowHazard)
             assert order.upper is device
@@ -377,12 +378,12 @@ def test_a_device_above_a_tier_weighs_all_tokens_alike(objective: str) -> None:
 
 
 def test_a_tier_ranks_by_the_order_that_is_in_force_on_the_device() -> None:
-    tiers = tiers_of(trace_of([*TWICE, *TWICE]), 6, [host(8)], "by_cost", policy="hazard")
-    assert isinstance(tiers.tiers[0].pool.order, BelowHazard)
-    pool = tiers.device.pool
+    server = server_of(trace_of([*TWICE, *TWICE]), 6, [host(8)], "by_cost", policy="hazard")
+    assert isinstance(server.lower.tiers[0].pool.order, BelowHazard)
+    pool = server.device.tier.pool
     pool._failed("insert", RuntimeError("broken"))  # as an order of a plugin may
-    outcome = tiers.run()
-    assert outcome.policy == tiers.tiers[0].pool.policy == "lru"
+    outcome = server.run()
+    assert outcome.policy == server.lower.tiers[0].pool.policy == "lru"
     assert outcome.loaded.any()
 
 
@@ -491,6 +492,12 @@ def test_impossible_tiers_are_refused(agents: Simulator) -> None:
         windows.tiered(Settings(policy="lru"), 1000, TiersBelow(host=10**9))
 
 
+@pytest.mark.parametrize("write", WRITINGS)
+def test_doubles_are_known_only_where_copies_are_given_up(write: str) -> None:
+    assert (server_of(trace_of(TWICE), 6, [host(8)], write).lower.doubles is not None) == (write == "by_cost")
+    assert server_of(trace_of(TWICE), 6, [], write).lower.doubles is None
+
+
 def test_a_copy_of_what_stays_on_the_device_is_given_up_for_bytes_that_were_saved() -> None:
     hot, talks = [1, 2, 3], [[10 * talk, 10 * talk + 1] for talk in range(10, 14)]
     prompts = [hot, [50, 51, 52, 53], [60, 61, 62, 63]]  # evicts the first, which is then loaded
@@ -498,10 +505,11 @@ def test_a_copy_of_what_stays_on_the_device_is_given_up_for_bytes_that_were_save
         prompts += [hot, talk]
     found = []
     for saved in (0, PAGE * KV, 100 * PAGE * KV):
-        tiers = tiers_of(trace_of(prompts), 6, [host(8)], "by_cost")
-        tiers.doubles.saved = saved
-        outcome = tiers.run()
-        check_tiers(tiers)
+        server = server_of(trace_of(prompts), 6, [host(8)], "by_cost")
+        assert server.lower.doubles is not None
+        server.lower.doubles.saved = saved
+        outcome = server.run()
+        check_tiers(server)
         assert outcome.tiers["host"].given_up <= saved / 2
         last = slice(-2 * len(talks), None)
         found.append(int((outcome.device + outcome.loaded)[last].sum()) // PAGE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import numpy as np
 import pytest
@@ -346,6 +347,37 @@ def test_a_tier_below_forecasts_for_states_too() -> None:
     unknown = Elsewhere(-1)
     below.insert(unknown)
     assert below.reuse_chance(unknown) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("objective", "power"), [("tokens", 0.5), ("flops", 1.0)])
+def test_what_a_state_saves_counts_by_the_objective_where_it_is_computed_again(
+    objective: str, power: float
+) -> None:
+    page, kv, state_bytes = 64, 24_576, 77_266_944
+    cache = StateCache(
+        "qwen3-next",
+        4 * state_bytes + 20 * page * kv,
+        page,
+        "hazard",
+        policy_settings={"objective": objective},
+        plugins=manager(),
+    )
+    for first, pages in ((1, 1), (2, 4)):
+        cache.insert(np.repeat([first], pages * page), request=object(), state=cache.allocate_state())
+    order = cache._pool.order
+    assert isinstance(order, HazardStates)
+    short, long = (record for record in cache._pool.live.values() if record.state is not None)
+
+    def ratio() -> float:
+        worths = (order.learner.worth_of(order.learner.lives[each.serial]) for each in (long, short))
+        return float(order.score(long) / order.score(short) / operator.truediv(*worths))
+
+    size = (order._state_bytes + 64 * order._kv_bytes) / (order._state_bytes + 256 * order._kv_bytes)
+    assert ratio() == pytest.approx((4 * size) ** power)
+    below = order.below(PoolState("host_state", "states", 20, 20, 0, 0, 1))
+    assert ratio() == pytest.approx((4 * size) ** 0.5), "lost here, it is loaded back"
+    assert isinstance(below, BelowHazardStates)
+    assert below.upper.weight(4) == pytest.approx(below.upper.weight(1) * 4**power)
 
 
 def test_the_device_remembers_what_the_tiers_below_hold() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from costcache.eviction import Refused
 from costcache.policies.states import make_state_order
 from costcache.records import Action, NodeRecord, PoolState, RequestRecord, State, Victim
-from costcache.sim.extents import ROOT, Extents
+from costcache.sim.tiers.extents import ROOT, Extents
 from costcache.tiers import Price
 from costcache.tiers.shared import SharedForecast
 
@@ -47,15 +47,22 @@ class ExtentRecord(NodeRecord):
         return None if offset else self.extent + 1
 
 
+def _ignore(record: ExtentRecord) -> None:
+    """What is evicted is lost, unless somebody takes it in."""
+
+
 class Tier:
     """One tier: its pool, and the extents that it holds or tracks.
 
     Attributes:
+        has_states: Whether the model has states.
         records: Its records, by extent.
         used: Bytes of those that it holds.
         reserved: Bytes in use besides.
         price: What room in it costs.
         stays: Seconds that what was evicted lately had stayed.
+        evicts: Called with each extent that is evicted, before it is dropped.
+        evicts_state: Called with each extent whose state is evicted alone, before that is dropped.
         spare: Gives up a copy that is of no use now, if there is one; returns whether it did.
     """
 
@@ -66,19 +73,19 @@ class Tier:
         capacity: int,
         token_bytes: int,
         state_bytes: int,
-        device: Tier | None,
-        evicts: Callable[[ExtentRecord], None],
-        evicts_state: Callable[[ExtentRecord], None],
+        device: Tier | None = None,
     ) -> None:
         self.of, self.capacity = of, capacity
         self.token_bytes, self.state_bytes = token_bytes, state_bytes
+        self.has_states = bool(state_bytes)
         self.records: dict[int, ExtentRecord] = {}
         self.used = self.reserved = 0
         self.price = Price()
         self.stays = math.inf
+        self.evicts: Callable[[ExtentRecord], None] = _ignore
+        self.evicts_state: Callable[[ExtentRecord], None] = _ignore
         self.spare: Callable[[], bool] | None = None
         self._orphans: dict[int, list[ExtentRecord]] = {}
-        self._evicts, self._evicts_state = evicts, evicts_state
         self.name = "memory" if state_bytes else "kv"
         # Of states each tier learns by itself: it hears of every request, and of all that is above it.
         self._shared = None if device is None or state_bytes else SharedForecast(device.pool)
@@ -114,6 +121,17 @@ class Tier:
         record = self.records.get(extent)
         return record if record is not None and record.held else None
 
+    def use(self, path: list[int], request: RequestRecord) -> None:
+        """A request uses those of these extents that the tier holds or tracks."""
+        known: list[NodeRecord] = [self.records[each] for each in path if each in self.records]
+        self.pool.use(known, request)
+
+    def resume(self, extent: int) -> None:
+        """A request resumes from the state at the end of an extent, if the tier knows of it."""
+        record = self.records.get(extent)
+        if record is not None and record.state is not None:
+            self.pool.consume(record)
+
     def size(self, extent: int, has_state: bool) -> int:
         """Bytes of an extent."""
         return self.of.tokens[extent] * self.token_bytes + has_state * self.state_bytes
@@ -132,7 +150,7 @@ class Tier:
         if victim.action is Action.TOMBSTONE and record.live_children and record.state is not None:
             if record.state.locks:
                 return Refused.LOCKED
-            self._evicts_state(record)
+            self.evicts_state(record)
             self.give_state(record, False)
             return self.state_bytes
         if record.parent is None or record.live_children:
@@ -140,7 +158,7 @@ class Tier:
         if record.locks:
             return Refused.LOCKED
         size = self.size(record.extent, record.has_state)
-        self._evicts(record)
+        self.evicts(record)
         self.drop(record)
         return size
 

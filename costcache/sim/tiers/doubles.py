@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["Doubles"]
+if TYPE_CHECKING:
+    from costcache.sim.tiers.outcome import Moved
+    from costcache.sim.tiers.tier import Tier
+    from costcache.sim.tiers.times import Times
+
+__all__ = ["Doubles", "Spare"]
 
 _KEEPS: Final = 0.98
 """Share of its weight that the average stay keeps at each eviction."""
+_SPENT: Final = 0.5
+"""Share of the bytes saved that may be spent on writing again what the host gave up."""
 
 
 class Doubles:
@@ -50,3 +57,41 @@ class Doubles:
         for extent, since in self._since.items():
             return extent if now - since > self.stays else None
         return None
+
+
+class Spare:
+    """Gives up copies of what has been on the device for long, if they may be written again."""
+
+    def __init__(self, doubles: Doubles, device: Tier, host: Tier, moved: Moved, times: Times) -> None:
+        """Give up copies of these doubles.
+
+        Args:
+            doubles: What both tiers have.
+            device: The device.
+            host: Host memory.
+            moved: Where the bytes that the host gives up are counted.
+            times: The server's times.
+        """
+        self._doubles, self._device, self._host = doubles, device, host
+        self._moved, self._times = moved, times
+
+    def give_up(self) -> bool:
+        """Give up one copy; returns whether there was one."""
+        doubles, host, moved = self._doubles, self._host, self._moved
+        while (extent := doubles.first(self._times.now)) is not None:
+            copy, above = host.records[extent], self._device.records[extent]
+            if copy.held and copy.has_state <= above.has_state:
+                size = host.size(extent, copy.has_state)
+                if moved.given_up + size > _SPENT * (doubles.saved + self._not_loaded()):
+                    return False
+                host.give_up(copy)
+                moved.given_up += size
+                doubles.remove(extent)
+                return True
+            doubles.remove(extent)
+        return False
+
+    def _not_loaded(self) -> int:
+        """Bytes that were not loaded since the device found more than it would have found under LRU."""
+        verdict = self._device.pool.order.against_lru()
+        return 0 if verdict is None else max(0, verdict.gained - verdict.lost) * self._device.token_bytes

@@ -36,6 +36,10 @@ class Extents:
     def __len__(self) -> int:
         return len(self.parents)
 
+    def prefix(self, path: list[int], count: int) -> int:
+        """Tokens of the first ``count`` extents of a path."""
+        return self.depths[path[count - 1]] + self.tokens[path[count - 1]] if count else 0
+
 
 def extents(runs: PageRuns, page_size: int, most: int) -> Extents:
     """Divide runs into extents of at most ``most`` tokens, whole pages; one page if that is more.
