@@ -92,7 +92,7 @@ class Device:
         # A request leaves a state too, if the model has them.
         self._need = max(self._need * _KEEPS, float(tokens * tier.token_bytes + tier.state_bytes))
         room = min(int(self._need), tier.capacity // _MOST_AHEAD + tier.state_bytes)
-        while tier.capacity - tier.used - tier.reserved < room and pool.evictable:
+        while tier.capacity - tier.used - tier.reserved < room:
             victim = pool.next_victim({})
             if victim is None:
                 return
