@@ -53,7 +53,7 @@ class LowerTiers:
         """Make empty tiers.
 
         Args:
-            binding: The model, the policy and its settings; each tier makes an order of its own.
+            binding: The model, the policy and its settings.
             below: The tiers, from the fastest down.
             device: The device.
             times: The server's times.
