@@ -121,8 +121,8 @@ class Pools:
     def follow(self, name: str) -> None:
         """Rank a pool of the host by the order in force on the device, if its own was made by another one."""
         shared = self._shared.get(name)
-        if shared is not None and shared.is_gone:
-            self.by_name[name].rank_anew()
+        if shared is not None:
+            shared.follow(self.by_name[name])
 
     def reset(self) -> None:
         """Forget all records; logical time continues."""

@@ -174,8 +174,8 @@ class LowerTier(Tier):
 
     def follow(self) -> None:
         """Rank by the order that is in force on the device by now, if the tier's was made by another one."""
-        if self._shared is not None and self._shared.is_gone:
-            self.pool.rank_anew()
+        if self._shared is not None:
+            self._shared.follow(self.pool)
 
     def remember(self, node: Node) -> Node:
         """The history of a node of the tier above, which is about to be evicted there.

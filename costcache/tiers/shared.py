@@ -30,7 +30,10 @@ class SharedForecast:
         self.made_by = None if made is None else self._device.order
         return made
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether another order has taken over on the device: after a reset, or because this one failed."""
-        return self.made_by is not None and self.made_by is not self._device.order
+    def follow(self, tier: Pool) -> None:
+        """Rank the tier by the order in force on the device, if its own was made by another one.
+
+        One that has taken over since: after a reset, or because that one failed.
+        """
+        if self.made_by is not None and self.made_by is not self._device.order:
+            tier.rank_anew()

@@ -113,8 +113,8 @@ class Tier:
 
     def follow(self) -> None:
         """Rank by the order in force on the device, if the tier's shared the forecast of another one."""
-        if self._shared is not None and self._shared.is_gone:
-            self.pool.rank_anew()
+        if self._shared is not None:
+            self._shared.follow(self.pool)
 
     def held(self, extent: int) -> ExtentRecord | None:
         """The record of an extent that the tier holds; None for others."""
