@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from costcache.tiers.device import DeviceTier
     from costcache.tiers.down import Down
 
-__all__ = ["Ahead"]
+__all__ = ["MOST_AHEAD", "NEED_KEEPS", "Ahead"]
 
-_KEEPS = 0.98
+NEED_KEEPS: Final = 0.98
 """Share of its size that an allocation keeps at each request after it."""
-_MOST = 10
+MOST_AHEAD: Final = 10
 """Room is made ahead of need in one part of the device in so many, at most."""
 
 
@@ -41,13 +41,13 @@ class Ahead:
     def room(self) -> int:
         """Tokens to keep free, whole pages."""
         page = self._device.page_size
-        return min(-(-int(self._need) // page), self._device.pool.capacity // _MOST // page) * page
+        return min(-(-int(self._need) // page), self._device.pool.capacity // MOST_AHEAD // page) * page
 
     def make(self) -> int:
         """Make room; returns the tokens that were evicted for it."""
         device = self._device
         pool, clock = device.pool, device.pool.clock
-        self._need = max(self._need * _KEEPS ** (clock.requests - self._requests), float(device.largest))
+        self._need = max(self._need * NEED_KEEPS ** (clock.requests - self._requests), float(device.largest))
         self._requests, device.largest = clock.requests, 0
         freed, room = 0, self.room
         while (missing := room - pool.free) > 0 and self._left != (clock.accesses, pool.free):

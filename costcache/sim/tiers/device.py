@@ -8,7 +8,9 @@ longer one of its own session supersedes is dropped.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from costcache.tiers.ahead import MOST_AHEAD, NEED_KEEPS
 
 if TYPE_CHECKING:
     from costcache.records import RequestRecord
@@ -18,11 +20,6 @@ if TYPE_CHECKING:
     from costcache.sim.tiers.times import Times
 
 __all__ = ["Device"]
-
-_KEEPS: Final = 0.98
-"""Share of its weight that the average need keeps at each request."""
-_MOST_AHEAD: Final = 10
-"""Room is made ahead of need in one part of the device in so many, and for a state, at most."""
 
 
 class Device:
@@ -86,12 +83,13 @@ class Device:
     def make_ahead(self, tokens: int) -> None:
         """Make room for the next request while one is computed of which so many tokens were not here.
 
-        What is below already can wait: nobody would wait for its eviction, and a request may want it still.
+        At most as large a part of the device as in :mod:`costcache.tiers.ahead`, and a state. What is below
+        already can wait: nobody would wait for its eviction, and a request may want it still.
         """
         tier, pool = self.tier, self.tier.pool
         # A request leaves a state too, if the model has them.
-        self._need = max(self._need * _KEEPS, float(tokens * tier.token_bytes + tier.state_bytes))
-        room = min(int(self._need), tier.capacity // _MOST_AHEAD + tier.state_bytes)
+        self._need = max(self._need * NEED_KEEPS, float(tokens * tier.token_bytes + tier.state_bytes))
+        room = min(int(self._need), tier.capacity // MOST_AHEAD + tier.state_bytes)
         while tier.capacity - tier.used - tier.reserved < room:
             victim = pool.next_victim({})
             if victim is None:
