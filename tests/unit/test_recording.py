@@ -9,6 +9,7 @@ import os
 import random
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,11 @@ def test_generated_tokens_are_found_in_the_next_prompt(tmp_path: Path) -> None:
     assert run.hit_tokens == 16
 
 
-def test_no_token_and_no_name_is_in_the_file(tmp_path: Path) -> None:
+def test_no_token_and_no_name_is_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Hashes under a random salt, and the time, contain the digits of a token now and then.
+    monkeypatch.setenv(SALT, SALTED)
+    monkeypatch.setattr("costcache.recording.recorder.EPOCH", 0.0)
+    monkeypatch.setattr("costcache.recording.recorder.time", SimpleNamespace(perf_counter=lambda: 1000.0))
     prompt = [ord(letter) + 70_000 for letter in SECRET]
     path = record(
         tmp_path, [ended(prompt, [80_123], session="Alice", tenant="ACME", returns_after="dig")], block_size=4
